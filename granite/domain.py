@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PLAIN_TYPES', 'TASK_CLASSES', 'read', 'write', 'json_schema', 'ArgumentError', 'Operation', 'closed', 'expected',
-           'explain', 'coerce', 'Domain', 'domain_names', 'load_domain']
+           'explain', 'coerce', 'Domain', 'domain_names', 'object_from_file', 'load_domain']
 
-# %% ../nbs/01_domain.ipynb #431d916d
+# %% ../nbs/01_domain.ipynb #a47fe290
 import copy
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Required, get_args, get_origin, get_type_hints, is_typeddict
@@ -24,7 +24,7 @@ from jsonschema import Draft202012Validator
 
 from .store import OperationError, Store
 
-# %% ../nbs/01_domain.ipynb #6fd6a50a
+# %% ../nbs/01_domain.ipynb #3c1da5c6
 def read(
     function: Callable, # (store, ...) -> dict
 ) -> Callable: # the same function
@@ -39,7 +39,7 @@ def write(
     function.effect = "write"
     return function
 
-# %% ../nbs/01_domain.ipynb #e076277a
+# %% ../nbs/01_domain.ipynb #c6947b62
 PLAIN_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 def json_schema(
@@ -63,7 +63,7 @@ def json_schema(
         return {"type": "object", "properties": {n: json_schema(t) for n, t in fields.items()}} | ({"required": needed} if needed else {})
     raise TypeError(f"no plain JSON Schema for {annotation!r}; use str, int, float, bool, Literal, list or TypedDict")
 
-# %% ../nbs/01_domain.ipynb #c8a61a8f
+# %% ../nbs/01_domain.ipynb #9830eb62
 class ArgumentError(OperationError):
     "Arguments that do not fit the schema of an operation."
 
@@ -109,7 +109,7 @@ class Operation:
             if before is not None: store.records = before
             raise
 
-# %% ../nbs/01_domain.ipynb #d3afc097
+# %% ../nbs/01_domain.ipynb #e15d1b50
 def closed(
     schema: dict, # JSON Schema
 ) -> dict: # the same, with no further properties allowed in any object
@@ -146,7 +146,7 @@ def explain(
         return f"{path}.{missing}: missing; expected {expected(error.schema['properties'][missing])}"
     return f"{path}: expected {expected(error.schema)}, got {json.dumps(error.instance, ensure_ascii=False)}"
 
-# %% ../nbs/01_domain.ipynb #d7ad58fa
+# %% ../nbs/01_domain.ipynb #16dadf82
 def coerce(
     value, # what the agent gave
     schema: dict, # what is expected there
@@ -161,7 +161,7 @@ def coerce(
     if isinstance(value, list): return [coerce(v, schema.get("items", {})) for v in value]
     return value
 
-# %% ../nbs/01_domain.ipynb #219d75a3
+# %% ../nbs/01_domain.ipynb #da59e10c
 TASK_CLASSES = ("status", "action", "configuration", "analysis")
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ class Domain:
     primitives: list[Callable] # operations at L4
     task_classes: dict[str, list[Callable]] # L3: tool name -> operations, in the order of TASK_CLASSES
     consolidated: list[Callable] # operations at L2 and L1
-    path: Path | None = field(default=None, compare=False) # where a domain outside the package was found
+    path: Path | None = None # where a domain outside the package was found
 
     @cached_property
     def operations(self) -> dict[str, Operation]:
@@ -206,30 +206,35 @@ class Domain:
                          for op in self.operations.values())
         return f"**{self.title}** ({self.area})\n\n| operation | | sentence | required | optional |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/01_domain.ipynb #d8a5c809
+# %% ../nbs/01_domain.ipynb #ff928d77
 def domain_names() -> list[str]: # in alphabetical order
     "The domains that come with the package."
     try: package = importlib.import_module("granite.domains")
     except ModuleNotFoundError: return []
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__))
 
+def object_from_file(
+    path, # of a Python file
+    name: str, # of the object that it defines
+    kind: type, # what the object must be
+):
+    "Run a Python file and take one object from it. Raises ValueError with one line."
+    path = Path(path).resolve()
+    if not path.is_file(): raise ValueError(f"{name} {path.name}: no such file")
+    spec = importlib.util.spec_from_file_location(f"granite_{name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not isinstance(found := getattr(module, name, None), kind): raise ValueError(f"{name} {path.name}: expected an object named `{name}` of type {kind.__module__}.{kind.__name__}")
+    return found
+
 @lru_cache
 def load_domain(
     name: str, # e.g. "smarthome", or the path of a Python file that defines `domain`
 ) -> Domain:
     "Find a domain. Raises ValueError with one line if there is none or something is wrong with it."
-    path = None
-    if str(name).endswith(".py"):
-        path = Path(name).resolve()
-        if not path.is_file(): raise ValueError(f"domain {name}: no such file")
-        spec = importlib.util.spec_from_file_location(f"granite_domain_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    elif name in domain_names(): module = importlib.import_module(f"granite.domains.{name}")
+    if str(name).endswith(".py"): domain = replace(object_from_file(name, "domain", Domain), path=Path(name).resolve())
+    elif name in domain_names(): domain = importlib.import_module(f"granite.domains.{name}").domain
     else: raise ValueError(f"domain {name!r}: not known; expected one of {', '.join(domain_names())}, or the path of a .py file")
-    domain = getattr(module, "domain", None)
-    if not isinstance(domain, Domain): raise ValueError(f"domain {name}: expected an object named `domain` of type granite.domain.Domain")
-    if path: object.__setattr__(domain, "path", path)
     problems = domain.problems()
     if problems: raise ValueError(f"domain {name}: " + "; ".join(problems))
     return domain

@@ -5,17 +5,15 @@
 # %% auto #0
 __all__ = ['ACTION_SENTENCE', 'L4', 'L3', 'L2', 'L1', 'LEVELS', 'Tool', 'signature', 'Interface', 'Level', 'load_level']
 
-# %% ../nbs/02_level.ipynb #7bc7714f
-import importlib.util
+# %% ../nbs/02_level.ipynb #1a8a2801
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 
-from .domain import ArgumentError, Domain, Operation, coerce, expected
+from .domain import ArgumentError, Domain, Operation, coerce, expected, object_from_file
 from .store import Store, digest
 
-# %% ../nbs/02_level.ipynb #c84f3e8c
+# %% ../nbs/02_level.ipynb #4f5f11d5
 ACTION_SENTENCE = "What to do."
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ class Tool:
                          for n, s in self.input_schema["properties"].items())
         return f"**`{self.name}`** {self.description}\n\n| argument | type | required | values or fields | sentence |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/02_level.ipynb #39256340
+# %% ../nbs/02_level.ipynb #ccf0ce5f
 def signature(
     operation: Operation,
 ) -> str: # "(sensor_id, [hours])"; optional ones in brackets
@@ -66,7 +64,7 @@ def signature(
     needed = operation.schema["required"]
     return "(" + ", ".join(n if n in needed else f"[{n}]" for n in operation.schema["properties"]) + ")"
 
-# %% ../nbs/02_level.ipynb #f59c8847
+# %% ../nbs/02_level.ipynb #d2b080b4
 @dataclass(frozen=True, eq=False)
 class Interface:
     "The tools of one domain at one level."
@@ -104,7 +102,7 @@ class Interface:
         rows = "\n".join(f"| `{t.name}` | {', '.join(op.name for op in t.operations)} | {len(t.input_schema['properties'])} |" for t in self.tools.values())
         return f"**{self.domain.title}, {self.level}**: {len(self.tools)} tools, digest `{self.digest}`\n\n| tool | operations | arguments |\n| --- | --- | --- |\n{rows}"
 
-# %% ../nbs/02_level.ipynb #ad8c92ab
+# %% ../nbs/02_level.ipynb #1298522f
 @dataclass(frozen=True, eq=False)
 class Level:
     "A way to group the operations of any domain into tools."
@@ -121,7 +119,7 @@ class Level:
             tools[name] = Tool(name, tuple(domain.operations[f.__name__] for f in functions))
         return Interface(domain, self.name, tools)
 
-# %% ../nbs/02_level.ipynb #8dfc1315
+# %% ../nbs/02_level.ipynb #b3d5d729
 L4 = Level("L4", lambda d: {f.__name__: [f] for f in d.primitives}, "fine-grained CRUD")
 L3 = Level("L3", lambda d: d.task_classes, "resource-oriented, task-level")
 L2 = Level("L2", lambda d: {f"{d.name}_query": [f for f in d.consolidated if f.effect == "read"],
@@ -130,7 +128,7 @@ L1 = Level("L1", lambda d: {d.name: d.consolidated}, "facade")
 
 LEVELS = {level.name: level for level in (L4, L3, L2, L1)}
 
-# %% ../nbs/02_level.ipynb #40e599e7
+# %% ../nbs/02_level.ipynb #902110f8
 @lru_cache
 def load_level(
     name: str, # "L4" to "L1", or the path of a Python file that defines `level`
@@ -138,10 +136,4 @@ def load_level(
     "Find a level. Raises ValueError with one line if there is none."
     if name in LEVELS: return LEVELS[name]
     if not str(name).endswith(".py"): raise ValueError(f"level {name!r}: not known; expected one of {', '.join(LEVELS)}, or the path of a .py file")
-    path = Path(name).resolve()
-    if not path.is_file(): raise ValueError(f"level {name}: no such file")
-    spec = importlib.util.spec_from_file_location(f"granite_level_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not isinstance(getattr(module, "level", None), Level): raise ValueError(f"level {name}: expected an object named `level` of type granite.level.Level")
-    return module.level
+    return object_from_file(name, "level", Level)
