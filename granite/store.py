@@ -6,14 +6,14 @@
 __all__ = ['plain', 'canonical_json', 'digest', 'OperationError', 'Store', 'changes', 'apply_changes', 'flatten',
            'describe_changes']
 
-# %% ../nbs/00_store.ipynb #c65ed5e5
+# %% ../nbs/00_store.ipynb #f4cb52f3
 import copy
 import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
 
-# %% ../nbs/00_store.ipynb #2c4678a9
+# %% ../nbs/00_store.ipynb #00885f1a
 def plain(
     value, # any JSON value
 ): # the same value with whole floats as integers (22.0 becomes 22), at any depth
@@ -35,11 +35,11 @@ def digest(
     "The first 64 bits of the SHA-256 of the canonical form."
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 
-# %% ../nbs/00_store.ipynb #18834b89
+# %% ../nbs/00_store.ipynb #59dce9eb
 class OperationError(Exception):
     "A refusal that the agent reads: one line, naming the argument and what was expected."
 
-# %% ../nbs/00_store.ipynb #bf4ef96c
+# %% ../nbs/00_store.ipynb #d90b1205
 @dataclass
 class Store:
     "Records by kind and id, with a clock that does not move."
@@ -55,7 +55,7 @@ class Store:
             if record["id"] in shelf: raise ValueError(f"{kind}: id {record['id']!r} stands twice")
             shelf[record["id"]] = record
 
-    def all(self, kind, # e.g. "sensors"
+    def all(self, kind, /, # e.g. "sensors"
             **match, # only records with these values; None matches everything
            ) -> list[dict]: # in order of insertion
         "The records of a kind, optionally only those with the given values."
@@ -97,7 +97,7 @@ class Store:
                          for kind, shelf in self.records.items())
         return f"**Store** at {self.now:%Y-%m-%d %H:%M}, {sum(map(len, self.records.values()))} records\n\n| kind | records | ids |\n| --- | --- | --- |\n{rows}"
 
-# %% ../nbs/00_store.ipynb #da2e06a1
+# %% ../nbs/00_store.ipynb #ac15abab
 def changes(
     before, # snapshot
     after, # snapshot
