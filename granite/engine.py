@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['EngineError', 'usable_cores', 'Engine']
 
-# %% ../nbs/21_engine.ipynb #2b0f5cb0
+# %% ../nbs/21_engine.ipynb #4126ae1f
 import hashlib, json, os, queue, shutil, socket, subprocess, sys, tempfile, threading, time, weakref
 from importlib.util import find_spec
 from pathlib import Path
 
 from .models import Model, ModelError, file_digest, is_here, model_file, pull, resolve
 
-# %% ../nbs/21_engine.ipynb #326894cb
+# %% ../nbs/21_engine.ipynb #cb6fe653
 class EngineError(ModelError):
     "The embedded engine did not start, or is gone"
 
-# %% ../nbs/21_engine.ipynb #4168ffa7
+# %% ../nbs/21_engine.ipynb #2429e104
 def _watch_parent(
     parent: int # its process id
 ):
@@ -29,7 +29,7 @@ def _watch_parent(
         os._exit(0)
     for job in (adopted, closed): threading.Thread(target=job, daemon=True).start()
 
-# %% ../nbs/21_engine.ipynb #8e224a8d
+# %% ../nbs/21_engine.ipynb #2a2508f6
 def _serve(
     config: dict # as `Engine` sends it
 ) -> dict: # where it listens, how long loading took, what it is
@@ -57,10 +57,10 @@ def _child(config: dict):
     if "error" in facts: os._exit(1)
     threading.Event().wait()
 
-# %% ../nbs/21_engine.ipynb #41fb3f71
+# %% ../nbs/21_engine.ipynb #a25e168e
 if __name__ == "__main__" and globals().get("__spec__"): _child(json.loads(sys.argv[1]))
 
-# %% ../nbs/21_engine.ipynb #0a1d57ea
+# %% ../nbs/21_engine.ipynb #9bdcfcca
 def _start_child(
     config: dict, # see `_serve`
     log # open file for the child's output
@@ -91,14 +91,14 @@ def _end(process: subprocess.Popen, folder: str):
     process.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)
 
-# %% ../nbs/21_engine.ipynb #3a440585
+# %% ../nbs/21_engine.ipynb #27f846f6
 def usable_cores() -> int:
     "Cores that this process may use: physical ones, within its CPU affinity"
     import psutil
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
-# %% ../nbs/21_engine.ipynb #43545907
+# %% ../nbs/21_engine.ipynb #1c2a9280
 class Engine:
     "A model served by llama.cpp on loopback: `with Engine('smollm2-135m') as e: e.base_url`"
     def __init__(self,
@@ -122,7 +122,7 @@ class Engine:
     def __exit__(self, *error): self.stop()
     def __repr__(self): return f"Engine({self.model.key}, {self.url if self.alive else 'stopped'})"
 
-# %% ../nbs/21_engine.ipynb #6e2bd94e
+# %% ../nbs/21_engine.ipynb #a0c177b2
 def _model_of(name: str|Path) -> Model:
     "A registered model, or the file at a path"
     if not str(name).endswith(".gguf"): return resolve(str(name))
@@ -137,10 +137,10 @@ def _free_port(port: int):
         try: s.bind(("127.0.0.1", port))
         except OSError: raise EngineError(f"Port {port} is taken: leave it out to get a free one") from None
 
-# %% ../nbs/21_engine.ipynb #1f2450ba
+# %% ../nbs/21_engine.ipynb #cc6783cf
 from fastcore.basics import patch
 
-# %% ../nbs/21_engine.ipynb #dd8f547a
+# %% ../nbs/21_engine.ipynb #dae93f69
 @patch
 def start(self: Engine):
     "Load the model; returns when it answers"
@@ -179,7 +179,7 @@ def base_url(self: Engine) -> str:
     if not self.alive: raise EngineError(f"The engine for {self.model.key} is not running")
     return f"{self.url}/v1"
 
-# %% ../nbs/21_engine.ipynb #76aab372
+# %% ../nbs/21_engine.ipynb #b3804eeb
 @patch
 def _call(self: Engine, path, body=None, timeout_s=60.):
     import httpx
@@ -210,7 +210,7 @@ def prompt(self: Engine,
     "The text that the model's chat template makes of a request"
     return self._call("/apply-template", {"messages": messages} | ({"tools": tools} if tools else {}))["prompt"]
 
-# %% ../nbs/21_engine.ipynb #98300235
+# %% ../nbs/21_engine.ipynb #d8cc2fbc
 _PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "Say that a tool is there.",
     "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}}}
 
