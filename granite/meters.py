@@ -36,7 +36,7 @@ class CurveMeter(Meter):
         name:str="demo",        # appears as curve:<name>
         kind:str="gpu",         # as for `Meter`
         joules=None,            # optional counter: function of monotonic seconds -> joules
-        period_s:float=0.1):    # shortest period in seconds
+        period_s:float=0.02):   # shortest period in seconds
         super().__init__(f"curve:{name}", "W", kind, period_s)
         self.watts,self.joules = watts,joules
     def read(self):
