@@ -6,8 +6,7 @@
 __all__ = ['PLAIN_TYPES', 'TASK_CLASSES', 'read', 'write', 'json_schema', 'ArgumentError', 'Operation', 'closed', 'expected',
            'explain', 'coerce', 'Domain', 'domain_names', 'object_from_file', 'load_domain']
 
-# %% ../nbs/01_domain.ipynb #a47fe290
-import copy
+# %% ../nbs/01_domain.ipynb #bb41f1a1
 import importlib
 import importlib.util
 import inspect
@@ -22,9 +21,9 @@ from typing import Annotated, Literal, Required, get_args, get_origin, get_type_
 from annotated_types import Interval
 from jsonschema import Draft202012Validator
 
-from .store import OperationError, Store
+from .store import OperationError, Store, plain
 
-# %% ../nbs/01_domain.ipynb #3c1da5c6
+# %% ../nbs/01_domain.ipynb #9dee388d
 def read(
     function: Callable, # (store, ...) -> dict
 ) -> Callable: # the same function
@@ -39,7 +38,7 @@ def write(
     function.effect = "write"
     return function
 
-# %% ../nbs/01_domain.ipynb #c6947b62
+# %% ../nbs/01_domain.ipynb #b183a8a5
 PLAIN_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 def json_schema(
@@ -63,7 +62,7 @@ def json_schema(
         return {"type": "object", "properties": {n: json_schema(t) for n, t in fields.items()}} | ({"required": needed} if needed else {})
     raise TypeError(f"no plain JSON Schema for {annotation!r}; use str, int, float, bool, Literal, list or TypedDict")
 
-# %% ../nbs/01_domain.ipynb #9830eb62
+# %% ../nbs/01_domain.ipynb #bfaab6c4
 class ArgumentError(OperationError):
     "Arguments that do not fit the schema of an operation."
 
@@ -103,13 +102,13 @@ class Operation:
     def __call__(self, store: Store, arguments: dict) -> dict:
         "Check, run, and leave the store as it was if the operation refuses."
         self.check(arguments)
-        before = copy.deepcopy(store.records) if self.effect == "write" else None
-        try: return self.function(store, **copy.deepcopy(arguments))
+        before = plain(store.records) if self.effect == "write" else None
+        try: return self.function(store, **plain(arguments))
         except Exception:
             if before is not None: store.records = before
             raise
 
-# %% ../nbs/01_domain.ipynb #e15d1b50
+# %% ../nbs/01_domain.ipynb #1be1c107
 def closed(
     schema: dict, # JSON Schema
 ) -> dict: # the same, with no further properties allowed in any object
@@ -146,7 +145,7 @@ def explain(
         return f"{path}.{missing}: missing; expected {expected(error.schema['properties'][missing])}"
     return f"{path}: expected {expected(error.schema)}, got {json.dumps(error.instance, ensure_ascii=False)}"
 
-# %% ../nbs/01_domain.ipynb #16dadf82
+# %% ../nbs/01_domain.ipynb #1e0b36a0
 def coerce(
     value, # what the agent gave
     schema: dict, # what is expected there
@@ -161,7 +160,7 @@ def coerce(
     if isinstance(value, list): return [coerce(v, schema.get("items", {})) for v in value]
     return value
 
-# %% ../nbs/01_domain.ipynb #da59e10c
+# %% ../nbs/01_domain.ipynb #466a6e43
 TASK_CLASSES = ("status", "action", "configuration", "analysis")
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +205,7 @@ class Domain:
                          for op in self.operations.values())
         return f"**{self.title}** ({self.area})\n\n| operation | | sentence | required | optional |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/01_domain.ipynb #ff928d77
+# %% ../nbs/01_domain.ipynb #6d61961b
 def domain_names() -> list[str]: # in alphabetical order
     "The domains that come with the package."
     try: package = importlib.import_module("granite.domains")

@@ -6,22 +6,20 @@
 __all__ = ['plain', 'canonical_json', 'digest', 'OperationError', 'Store', 'changes', 'apply_changes', 'flatten',
            'describe_changes']
 
-# %% ../nbs/00_store.ipynb #f4cb52f3
-import copy
+# %% ../nbs/00_store.ipynb #b1f6a276
 import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
 
-# %% ../nbs/00_store.ipynb #00885f1a
+# %% ../nbs/00_store.ipynb #a1569f5e
 def plain(
     value, # any JSON value
-): # the same value with whole floats as integers (22.0 becomes 22), at any depth
-    "Normalise numbers so that 22 and 22.0 are one value; booleans stay booleans."
-    if isinstance(value, dict): return {str(k): plain(v) for k, v in value.items()}
+): # a deep copy with whole floats as integers (22.0 becomes 22)
+    "Copy a value, with 22 and 22.0 as one number; booleans stay booleans."
+    if isinstance(value, dict): return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return [plain(v) for v in value]
-    if isinstance(value, float) and value.is_integer(): return int(value)
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 def canonical_json(
     value, # any JSON value; NaN and infinity raise ValueError
@@ -35,11 +33,11 @@ def digest(
     "The first 64 bits of the SHA-256 of the canonical form."
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 
-# %% ../nbs/00_store.ipynb #59dce9eb
+# %% ../nbs/00_store.ipynb #bda6aeba
 class OperationError(Exception):
     "A refusal that the agent reads: one line, naming the argument and what was expected."
 
-# %% ../nbs/00_store.ipynb #d90b1205
+# %% ../nbs/00_store.ipynb #43042a4e
 @dataclass
 class Store:
     "Records by kind and id, with a clock that does not move."
@@ -90,14 +88,14 @@ class Store:
     def restore(self, snapshot, # what `snapshot` gave
                ) -> None:
         "Put the records back as they were."
-        self.records = copy.deepcopy(snapshot)
+        self.records = plain(snapshot)
 
     def _repr_markdown_(self):
         rows = "\n".join(f"| {kind} | {len(shelf)} | {', '.join(list(shelf)[:4])}{' ...' if len(shelf) > 4 else ''} |"
                          for kind, shelf in self.records.items())
         return f"**Store** at {self.now:%Y-%m-%d %H:%M}, {sum(map(len, self.records.values()))} records\n\n| kind | records | ids |\n| --- | --- | --- |\n{rows}"
 
-# %% ../nbs/00_store.ipynb #ac15abab
+# %% ../nbs/00_store.ipynb #e03c4ac8
 def changes(
     before, # snapshot
     after, # snapshot
@@ -115,11 +113,11 @@ def apply_changes(
     changed, # what `changes` gave
 ) -> dict: # the snapshot after
     "The inverse of `changes`."
-    after = copy.deepcopy(before)
+    after = plain(before)
     for kind, shelf in changed.items():
         for id, record in shelf.items():
             if record is None: after[kind].pop(id)
-            else: after.setdefault(kind, {})[id] = copy.deepcopy(record)
+            else: after.setdefault(kind, {})[id] = plain(record)
     return after
 
 def flatten(
