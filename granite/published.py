@@ -6,7 +6,7 @@
 __all__ = ['TABLES', 'MODELS_A', 'MODELS_B', 'ORDERS', 'STATED', 'published_folder', 'published', 'published_estimates', 'Range',
            'mean_range', 'published_correlations', 'published_changes', 'mcnemar_candidates']
 
-# %% ../nbs/41_published.ipynb #76a53811
+# %% ../nbs/41_published.ipynb #86a76883
 import sysconfig
 from collections import namedtuple
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from scipy import stats
 
 from .stats import StatsError, mcnemar, pareto_frontier, spearman, wilson
 
-# %% ../nbs/41_published.ipynb #8e0569fb
+# %% ../nbs/41_published.ipynb #53f5ab08
 TABLES = {
     "table1_models": "study A, table I: overall performance per model",
     "table2_granularity": "study A, table II: by level, with 95% intervals from 2,000 resamples of models",
@@ -55,7 +55,7 @@ def published(
     frame.attrs["source"] = TABLES[name]
     return frame
 
-# %% ../nbs/41_published.ipynb #db7fd9d0
+# %% ../nbs/41_published.ipynb #324ea847
 def published_estimates(name: str = "table2_granularity") -> pd.DataFrame:
     "One row per group and metric: value, and low and high where the source prints an interval."
     frame = published(name)
@@ -67,7 +67,7 @@ def published_estimates(name: str = "table2_granularity") -> pd.DataFrame:
     out[group] = pd.Categorical(out[group], frame[group].cat.categories, ordered=True)
     return out.assign(source=TABLES[name])
 
-# %% ../nbs/41_published.ipynb #411ae29b
+# %% ../nbs/41_published.ipynb #6320f99d
 class Range(namedtuple("Range", "low high")):
     "The numbers that a rounded figure may stand for."
     __slots__ = ()
@@ -93,7 +93,7 @@ def mean_range(values, digits: int, weights=None) -> Range:
     middle = float(np.average(values, weights=weights))
     return Range.printed(middle, digits)
 
-# %% ../nbs/41_published.ipynb #50c35b5c
+# %% ../nbs/41_published.ipynb #0ea66f7b
 STATED = {  # figures that stand only in the texts; correlations and p-values as printed
     "correlations": [  # study A, section V.C: column, models left out, rho, p
         ("tc", (), "0.285", "0.458"), ("arg_acc", (), "0.686", "0.041"), ("wall_s", (), "0.946", "<0.001"),
@@ -112,7 +112,7 @@ STATED = {  # figures that stand only in the texts; correlations and p-values as
     "probe": {"Qwen2.5-1.5B": (7960, 30.782), "Qwen2.5-0.5B": (3637, 10.627)},  # study B, table 6: MiB, seconds
 }
 
-# %% ../nbs/41_published.ipynb #f1337cba
+# %% ../nbs/41_published.ipynb #dc500641
 def published_correlations() -> pd.DataFrame:
     "Study A's five rank correlations, recomputed from table I, beside what is stated."
     models, rows = published("table1_models"), []
@@ -122,7 +122,7 @@ def published_correlations() -> pd.DataFrame:
         rows.append({"with": column, "without": ", ".join(left_out) or "-", "n": c.n, "rho": c.rho, "p": c.p, "p_permutation": c.p_permutation, "stated_rho": rho, "stated_p": p})
     return pd.DataFrame(rows)
 
-# %% ../nbs/41_published.ipynb #5772b765
+# %% ../nbs/41_published.ipynb #c7953bf0
 def published_changes() -> pd.DataFrame:
     "Stated relative changes against the range that the printed means allow."
     rows, levels = [], published("table2_granularity").set_index("level")
@@ -134,7 +134,7 @@ def published_changes() -> pd.DataFrame:
     out = [{"table": t, "metric": m, "levels": l, "stated": p / 100, "low": r.low, "high": r.high, "allowed": r.meets(Range.printed(p / 100, 3))} for t, m, l, p, r in rows]
     return pd.DataFrame(out)
 
-# %% ../nbs/41_published.ipynb #6bfa2bcb
+# %% ../nbs/41_published.ipynb #4074f89a
 def mcnemar_candidates(first: int, second: int, n: int, p: str) -> list:
     "All (only first, only second) of n pairs with these successes whose exact McNemar p prints as `p`."
     digits = len(p.split(".")[1])
