@@ -7,7 +7,7 @@ __all__ = ['FORMAT', 'BLANK', 'SECRET_NAME', 'SECRET_TEXT', 'OWN_NAMES', 'ModelC
            'blank_text', 'storable', 'RecordError', 'as_trial', 'trial_key', 'DiskError', 'write_atomic', 'Run',
            'RunBusy', 'find_runs', 'find_run']
 
-# %% ../nbs/30_records.ipynb #24d6c4b4
+# %% ../nbs/30_records.ipynb #3c72ec22
 import errno
 import gc
 import gzip
@@ -29,7 +29,7 @@ from fastcore.basics import patch
 
 from .store import digest
 
-# %% ../nbs/30_records.ipynb #ebc0982d
+# %% ../nbs/30_records.ipynb #672b55ed
 FORMAT = 1 # version of the trace format; part of every trial's key
 
 class ModelCall(msgspec.Struct, kw_only=True):
@@ -70,7 +70,7 @@ class Fault(msgspec.Struct, kw_only=True):
     kind: str # parse, invalid_call, schema_violation, runtime, no_tool_support, context, infra, ...
     message: str = "" # one line
 
-# %% ../nbs/30_records.ipynb #6e6feb3e
+# %% ../nbs/30_records.ipynb #842ea51f
 class Trial(msgspec.Struct, kw_only=True):
     "One repetition of one condition, with everything that is needed to score it."
     format: int = FORMAT
@@ -102,7 +102,7 @@ class Trial(msgspec.Struct, kw_only=True):
         "The place in the plan that this trial fills."
         return (self.model, self.domain, self.level, self.scenario, self.repetition)
 
-# %% ../nbs/30_records.ipynb #473b444d
+# %% ../nbs/30_records.ipynb #f6b9ab15
 BLANK = "[blanked]"
 SECRET_NAME = re.compile(r"(.*[_-])?(api[_-]?key|apikey|authorization|password|passwd|secret)|token|(access|auth|bearer|refresh|api|hf)[_-]?token", re.I)
 SECRET_TEXT = re.compile(r"""(?P<lead>\bbearer\s+)(?:(?=\S*\d)[\w.~+/=-]{6,}|[\w.~+/=-]{16,})
@@ -127,7 +127,7 @@ def blank_text(
     for secret in secrets: text = text.replace(secret, BLANK)
     return SECRET_TEXT.sub(lambda m: next((g for g in m.groups() if g), "") + BLANK, text)
 
-# %% ../nbs/30_records.ipynb #467be541
+# %% ../nbs/30_records.ipynb #3c6b03d6
 OWN_NAMES = {"arguments", "end_state"} # the world's data: names are not ours to judge
 
 def storable(
@@ -151,7 +151,7 @@ def storable(
     if isinstance(value, (set, frozenset)): return sorted(map(again, value), key=repr)
     return again(str(value))
 
-# %% ../nbs/30_records.ipynb #1612bd62
+# %% ../nbs/30_records.ipynb #3cbe5f34
 class RecordError(ValueError):
     "A run folder or a trial is not what it should be; the message is one line for the user."
 
@@ -173,7 +173,7 @@ def as_trial(
     if trial.format != FORMAT: raise RecordError(f"not a trial of format {FORMAT}, but of format {trial.format}")
     return trial
 
-# %% ../nbs/30_records.ipynb #5720dc24
+# %% ../nbs/30_records.ipynb #4be80937
 def trial_key(
     *, model_digest, # of the weights that are served
     options, # all controls of the agent that can change an outcome; credentials are left out
@@ -185,7 +185,7 @@ def trial_key(
                    "interface": interface_digest, "scenario": scenario_digest, "seed": seed_digest,
                    "protocol": protocol, "repetition": repetition, "format": format})
 
-# %% ../nbs/30_records.ipynb #9d930519
+# %% ../nbs/30_records.ipynb #f4761b2f
 class DiskError(RecordError):
     "The disk or the folder refused; nothing that was finished is lost."
 
@@ -225,7 +225,7 @@ class Run:
     def id(self): return self.path.name
     def __repr__(self): return f"Run({str(self.path)!r})"
 
-# %% ../nbs/30_records.ipynb #33be1790
+# %% ../nbs/30_records.ipynb #82828657
 @patch(as_prop=True)
 def manifest(self: Run) -> dict: # {} if there is none
     "What was run. Raises RecordError if the file is damaged."
@@ -243,7 +243,7 @@ def write_manifest(self: Run, facts: dict, # anything JSON can hold; credentials
     write_atomic(self.path / "manifest.json", json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
     return facts
 
-# %% ../nbs/30_records.ipynb #1342e689
+# %% ../nbs/30_records.ipynb #490206be
 class RunBusy(RecordError):
     "Another process is writing into this run folder."
 
@@ -270,7 +270,7 @@ def _take_lock(self: Run):
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     write_atomic(self.path / ".owner.json", json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode())
 
-# %% ../nbs/30_records.ipynb #f2e73241
+# %% ../nbs/30_records.ipynb #bb84d5fe
 @patch
 def open(self: Run) -> Run: # itself, for `with Run(path).open() as run`
     "Take the lock, repair a torn line, make ready to append. Raises RunBusy or DiskError."
@@ -288,7 +288,9 @@ def open(self: Run) -> Run: # itself, for `with Run(path).open() as run`
 @patch
 def close(self: Run) -> None:
     "Let go of the file and the lock. Closing twice does no harm."
-    if self._fd is not None: os.close(self._fd)
+    if self._fd is not None:
+        if os.fstat(self._fd).st_size == 0: (self.path / "trials.jsonl").unlink(missing_ok=True) # nothing was written, or all is compressed
+        os.close(self._fd)
     if self._lock is not None:
         (self.path / ".owner.json").unlink(missing_ok=True)
         self._lock.release()
@@ -302,11 +304,12 @@ def __exit__(self: Run, *_): self.close()
 
 def _sync_folder(path):
     "Make a new file's name durable, where folders can be synced."
+    if os.name == "nt": return
     fd = os.open(path, os.O_RDONLY)
     try: os.fsync(fd)
     finally: os.close(fd)
 
-# %% ../nbs/30_records.ipynb #5ced4354
+# %% ../nbs/30_records.ipynb #e03c4d40
 @patch
 def append(self: Run, trial, # a `Trial` or a dictionary of the same shape
           ) -> Trial: # as written
@@ -325,7 +328,7 @@ def append(self: Run, trial, # a `Trial` or a dictionary of the same shape
             raise
     return trial
 
-# %% ../nbs/30_records.ipynb #a9b4626b
+# %% ../nbs/30_records.ipynb #0a2a174e
 class _Head(msgspec.Struct):
     "As much of a line as resuming needs. The rest of it is still checked to be JSON."
     key: str
@@ -359,7 +362,7 @@ def _append_bytes(path, data):
     with _plainly(path), path.open("ab") as f:
         f.write(data); f.flush(); os.fsync(f.fileno())
 
-# %% ../nbs/30_records.ipynb #2beff901
+# %% ../nbs/30_records.ipynb #6c1b8997
 @patch
 def lines(self: Run) -> list[bytes]: # without line feeds, oldest first
     "The finished lines of the run."
@@ -395,7 +398,7 @@ def digest(self: Run) -> str: # 64 hex digits
     for line in self.lines(): whole.update(line + b"\n")
     return whole.hexdigest()
 
-# %% ../nbs/30_records.ipynb #41707e80
+# %% ../nbs/30_records.ipynb #4b69b903
 @patch
 def plan(self: Run) -> dict: # cell -> key; {} if nothing was planned
     "Which key fills which cell."
@@ -428,7 +431,7 @@ def trials(self: Run) -> list[Trial]:
         best[trial.cell] = trial
     return list(best.values())
 
-# %% ../nbs/30_records.ipynb #ca5b656a
+# %% ../nbs/30_records.ipynb #739e6426
 @patch
 def done_keys(self: Run) -> set[str]:
     "Keys of the trials that need not run again."
@@ -444,7 +447,7 @@ def completeness(self: Run) -> dict: # counts: planned, done, infra, open; stale
     return {"planned": len(planned), "done": len(planned & done), "infra": len(planned & failed),
             "open": len(planned - done - failed), "stale": len((done | failed) - planned)}
 
-# %% ../nbs/30_records.ipynb #42a5b5be
+# %% ../nbs/30_records.ipynb #8ae8a9b3
 @patch
 def compress(self: Run) -> Path: # the compressed file
     "Put all finished lines into trials.jsonl.gz and remove trials.jsonl. Needs the lock."

@@ -211,8 +211,8 @@ def test_8748_trials_are_read_quickly(tmp_path):
     (tmp_path / "trials.jsonl").write_text("".join(line.replace('"key": "0000000000000000", ', f'"key": "{n:016x}", ').replace('"repetition": 0', f'"repetition": {n}') + "\n" for n in range(8748)))
     run, times = Run(tmp_path), []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()  # other work on the machine does not count
         assert len(run.trials()) == 8748
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     print(f"8748 trials, {(tmp_path / 'trials.jsonl').stat().st_size / 1e6:.0f} MB: {min(times):.2f} s")
     assert min(times) < 1.5
