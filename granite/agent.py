@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT', 'PROMPTED', 'Controls', 'BadCall', 'InfraError', 'Recorder', 'Reply', 'read_arguments', 'read_reply',
-           'prompted_messages', 'plain_messages', 'usage_of', 'make_client', 'one_line', 'note_reply', 'hide_json',
-           'unwrap', 'kind_of_error', 'make_plugin', 'memory_streams', 'make_toolset', 'server_argv', 'open_toolset',
-           'http_server', 'ModelAccess', 'classify', 'unrecovered', 'converse', 'run_trial', 'run_sync', 'quiet',
-           'scripted', 'gold_replies', 'scripted_access']
+           'prompted_messages', 'plain_messages', 'usage_of', 'make_client', 'one_line', 'retry_after', 'note_reply',
+           'hide_json', 'unwrap', 'kind_of_error', 'make_plugin', 'memory_streams', 'make_toolset', 'server_argv',
+           'open_toolset', 'http_server', 'ModelAccess', 'classify', 'unrecovered', 'converse', 'run_trial', 'run_sync',
+           'quiet', 'scripted', 'gold_replies', 'scripted_access']
 
-# %% ../nbs/23_agent.ipynb #e1e43e14
+# %% ../nbs/23_agent.ipynb #18300f4c
 import ast
 import asyncio
 import contextlib
@@ -28,13 +28,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .level import Interface, Tool
+from .level import Interface
 from .records import Fault, ModelCall, ToolCall, Trial
 from .scenario import Scenario, load_scenarios
 from .server import INVALID_ARGUMENTS, STATE, build_server
 from .toolcall.parser import recover_calls
 
-# %% ../nbs/23_agent.ipynb #fd243708
+# %% ../nbs/23_agent.ipynb #9104bb37
 SYSTEM_PROMPT = ("You carry out requests with the tools you are given. Look up what you do not know with a tool, "
                  "never invent an identifier or a value, and do exactly what is asked. "
                  "When everything is done, answer briefly with the facts that were asked for.")
@@ -58,7 +58,7 @@ class Controls(BaseModel):
     arguments: Literal["strict", "lenient"] = "strict" # lenient reads numbers and objects that came as text
     supervision: Literal["off", "validate", "repair"] = "off" # check calls before they reach the server; repair: one more try
 
-# %% ../nbs/23_agent.ipynb #75e39c1e
+# %% ../nbs/23_agent.ipynb #d0aab55f
 class BadCall(Exception):
     "Ends a trial when `on_bad_call` is `stop`."
 
@@ -88,7 +88,7 @@ class Recorder:
         self.tool_calls.append(ToolCall(index=len(self.tool_calls), model_call=len(self.model_calls) - 1, id=id or "", name=name, arguments=arguments,
                                         kind=kind, is_error=kind != "ok", result=result, start_s=start, latency_s=self.now() - start, rescued=rescued))
 
-# %% ../nbs/23_agent.ipynb #86f40279
+# %% ../nbs/23_agent.ipynb #47f28fac
 @dataclass
 class Reply:
     "One reply, read."
@@ -133,7 +133,7 @@ def read_reply(
         reply.calls.append({"id": id, "name": call.get("name") or "", "arguments": arguments or {}})
     return reply
 
-# %% ../nbs/23_agent.ipynb #123c2ade
+# %% ../nbs/23_agent.ipynb #5c20aedd
 PROMPTED = """
 You have these tools, as JSON Schema:
 {tools}
@@ -161,7 +161,7 @@ def prompted_messages(
         else: merged.append(m)
     return merged
 
-# %% ../nbs/23_agent.ipynb #16da9f29
+# %% ../nbs/23_agent.ipynb #e9fa15c0
 def plain_messages(messages, # as ADK made them
                   ) -> list[dict]: # with our system prompt in place of ADK's
     "Messages as plain data, content as text."
@@ -183,6 +183,7 @@ def make_client(
     controls: Controls,
     protocol: str, # native or prompted
     complete=None, # async (model, messages, tools, **kwargs) -> LiteLLM response; default: LiteLLM itself
+    watch=None, # truncated(messages, tools, prompt_tokens) -> bool
 ):
     "The client that ADK's LiteLlm is given."
     from google.adk.models.lite_llm import LiteLLMClient
@@ -193,20 +194,28 @@ def make_client(
             if recorder.fault: raise InfraError(recorder.fault.message)
             messages, tools = plain_messages(messages), tools or []
             recorder.schema = recorder.schema or [t["function"] for t in tools]
-            native = protocol == "native"
+            names, native = [t["function"]["name"] for t in tools], protocol == "native"
+            messages, tools = (messages, tools) if native else (prompted_messages(messages, tools), None)
             start = recorder.now()
             recorder.enter("model")
-            try: response = await (complete or super().acompletion)(model=model, messages=messages if native else prompted_messages(messages, tools), tools=tools if native else None, **options)
+            try: response = await (complete or super().acompletion)(model=model, messages=messages, tools=tools, **options)
             except Exception as e:
-                recorder.model_calls.append(ModelCall(index=len(recorder.model_calls), start_s=start, latency_s=recorder.now() - start, error=one_line(e)))
+                recorder.model_calls.append(ModelCall(index=len(recorder.model_calls), start_s=start, latency_s=recorder.now() - start, error=one_line(e) + retry_after(e)))
                 raise
             finally: recorder.enter("idle")
-            return note_reply(recorder, response, start, [t["function"]["name"] for t in tools], controls.rescue or not native)
+            response = note_reply(recorder, response, start, names, controls.rescue or not native)
+            if watch: recorder.model_calls[-1].context_truncated = watch.truncated(messages, tools, recorder.model_calls[-1].prompt_tokens)
+            return response
     return ModelClient()
 
 def one_line(error: BaseException) -> str: return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
-# %% ../nbs/23_agent.ipynb #245419cf
+def retry_after(error: BaseException) -> str: # "; retry after 2 s", or nothing
+    "What a server asked for in its Retry-After header."
+    seconds = (getattr(getattr(error, "response", None), "headers", None) or {}).get("retry-after", "")
+    return f"; retry after {float(seconds):g} s" if str(seconds).replace(".", "", 1).isdigit() else ""
+
+# %% ../nbs/23_agent.ipynb #1be26cc1
 def note_reply(
     recorder: Recorder,
     response, # LiteLLM ModelResponse; changed in place
@@ -239,7 +248,7 @@ def hide_json(text: str | None) -> str | None:
     "Keep ADK from reading calls out of a text that is an answer: it looks for an opening brace."
     return text.replace("{", "｛") if text else text
 
-# %% ../nbs/23_agent.ipynb #add2c158
+# %% ../nbs/23_agent.ipynb #ac0d5970
 def unwrap(
     result: dict, # MCP CallToolResult, dumped
 ) -> tuple[dict, str]: # what the model sees, and the text
@@ -291,7 +300,7 @@ def make_plugin(
     started: dict[str, float] = {}
     return Tracer(name="tracer")
 
-# %% ../nbs/23_agent.ipynb #7ce6e75e
+# %% ../nbs/23_agent.ipynb #8dfbb19d
 @contextlib.asynccontextmanager
 async def memory_streams(server):
     "The client's end of streams to a FastMCP server in this process."
@@ -327,7 +336,7 @@ def make_toolset(
     toolset._mcp_session_manager = OneSession(parameters, errlog=toolset._errlog)
     return toolset
 
-# %% ../nbs/23_agent.ipynb #4f5c3351
+# %% ../nbs/23_agent.ipynb #a6c40301
 def server_argv(
     interface: Interface,
     controls: Controls,
@@ -379,7 +388,7 @@ def http_server(argv: list[str], limit: float):
         try: process.wait(5)
         except subprocess.TimeoutExpired: process.kill(); process.wait()
 
-# %% ../nbs/23_agent.ipynb #81db2def
+# %% ../nbs/23_agent.ipynb #0efd76f3
 @dataclass(frozen=True)
 class ModelAccess:
     "How to reach the model of a run."
@@ -387,6 +396,7 @@ class ModelAccess:
     litellm: dict # arguments of ADK's LiteLlm: model, api_base, temperature, ...
     protocol: str = "native" # native or prompted
     complete: Any = None # in place of LiteLLM, for scripted models
+    watch: Any = None # function without arguments: a fresh watch for prompts that the server cut, or None
 
 def classify(
     error: BaseException,
@@ -412,7 +422,7 @@ def unrecovered(
     kinds = {"parse": "parse", "unknown_tool": "invalid_call", "schema_violation": "schema_violation", "operation_error": "runtime"}
     return Fault(kind=kinds[last.kind], message=last.result[:500]) if last and last.kind in kinds else None
 
-# %% ../nbs/23_agent.ipynb #b3d8bf97
+# %% ../nbs/23_agent.ipynb #bd18e548
 async def converse(
     scenario: Scenario,
     access: ModelAccess,
@@ -428,7 +438,7 @@ async def converse(
     from google.adk.models.lite_llm import LiteLlm
     from google.adk.runners import InMemoryRunner
     from google.genai import types
-    client = make_client(recorder, controls, access.protocol, access.complete)
+    client = make_client(recorder, controls, access.protocol, access.complete, access.watch() if access.watch else None)
     agent = LlmAgent(name="agent", model=LiteLlm(**access.litellm, llm_client=client), instruction=SYSTEM_PROMPT, tools=[toolset])
     runner = InMemoryRunner(agent=agent, app_name="granite", plugins=[make_plugin(recorder, names, supervise)])
     session = await runner.session_service.create_session(app_name="granite", user_id="user")
@@ -471,18 +481,25 @@ async def run_trial(
                  request=scenario.user_prompt, model_calls=recorder.model_calls, tool_calls=recorder.tool_calls, answer=recorder.answer,
                  end_state=None if state is None else {"changed": state})
 
-# %% ../nbs/23_agent.ipynb #089ae205
+# %% ../nbs/23_agent.ipynb #55251b84
 def run_sync(
     coroutine, # what to run
 ):
     "Run a coroutine in a thread of its own: a notebook's kernel already runs a loop."
-    out = []
+    out, running = [], {}
+    async def watched():
+        running["loop"], running["task"] = asyncio.get_running_loop(), asyncio.current_task()
+        return await coroutine
     def work():
-        try: out.append((True, asyncio.run(coroutine)))
+        try: out.append((True, asyncio.run(watched())))
         except BaseException as e: out.append((False, e))
     thread = threading.Thread(target=work, name="granite-trial")
     thread.start()
-    thread.join()
+    try: thread.join()
+    except KeyboardInterrupt: # end what runs, then say so
+        if running: running["loop"].call_soon_threadsafe(running["task"].cancel)
+        thread.join(30)
+        raise
     good, value = out[0]
     if not good: raise value
     return value
@@ -496,7 +513,7 @@ def quiet() -> None:
 
 quiet()
 
-# %% ../nbs/23_agent.ipynb #cd5d8b28
+# %% ../nbs/23_agent.ipynb #30e9f441
 def scripted(
     replies: list[dict], # each {content, tool_calls: [(name, arguments)], finish_reason}; the last one repeats
 ):
