@@ -152,8 +152,8 @@ def _watch(self:Sampler, meter):
     "Read one meter until the end, or until it is gone."
     period,strikes,due = max(self.period_s, meter.period_s), 0, time.monotonic()
     lacks = meter.lacks.get("power_w") if meter.kind in ("gpu","soc","cpu") else None
-    while not self._stop.is_set():
-        before = time.monotonic()
+    while True:
+        last,before = self._stop.is_set(),time.monotonic()          # once more after the end, so that the last trial is covered
         try: values,strikes,missing = meter.read(), 0, lacks
         except Exception as e: values,strikes,missing = {}, 3 if isinstance(e, MeterGone) else strikes+1, f"{e}"
         after,wall = time.monotonic(),time.time()
@@ -161,7 +161,7 @@ def _watch(self:Sampler, meter):
         middle = (before+after)/2
         self._add(meter.name, meter.kind, middle, wall-(after-middle), read_ms=(after-before)*1e3, missing=missing, **values)
         self.cpu_s[meter.name] = time.thread_time()
-        if strikes == 3: return
+        if strikes == 3 or last: return
         due = max(due+period, after)
         self._stop.wait(due-time.monotonic())
 
@@ -455,5 +455,5 @@ def plot_trial(
         for i,call in enumerate(calls):
             ax.axvspan(call["start_s"], call["start_s"]+call["latency_s"], color=colour, alpha=0.3, lw=0, label=f"{what} ({len(calls)})" if i == 0 else None)
     ax.set(xlabel="seconds since the trial began", ylabel="power (W)", xlim=(-margin_s, wall_s+margin_s))
-    if ax.get_legend_handles_labels()[0]: ax.legend(loc="upper right", fontsize=8)
+    if ax.get_legend_handles_labels()[0]: ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, frameon=False)
     return ax

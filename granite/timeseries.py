@@ -91,8 +91,8 @@ class Exporter:
         spent = CounterMetricFamily("granite_energy_joules_total", "Energy used, by what the run was doing", labels=("meter","kind",*doing))
         for key,value in joules.items(): spent.add_metric(key, value)
         yield spent
-        gone = GaugeMetricFamily("granite_meter_missing", "1 for a meter, or its power, that cannot be read", labels=("meter","kind","reason"))
-        for meter,why in missing.items(): gone.add_metric((meter, self.kinds[meter], why), 1)
+        gone = GaugeMetricFamily("granite_meter_missing", "1 for a meter, or its power, that cannot be read", labels=("meter","kind","run","reason"))
+        for meter,why in missing.items(): gone.add_metric((meter, self.kinds[meter], now[0], why), 1)
         yield gone
 
 # %% ../nbs/52_timeseries.ipynb #109a9fc3
