@@ -6,13 +6,13 @@
 __all__ = ['StatsError', 'figure_text', 'p_text', 'markdown_table', 'Estimate', 'lookup', 'EstimateTable', 'generator_note',
            'sizes_text', 'resample_counts', 'group_names', 'complete_rows']
 
-# %% ../nbs/40a_estimate.ipynb #2dae0a38
+# %% ../nbs/40a_estimate.ipynb #9a9be773
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-# %% ../nbs/40a_estimate.ipynb #2d5c49ee
+# %% ../nbs/40a_estimate.ipynb #1fada9c6
 class StatsError(ValueError):
     "A question that the given data cannot answer as asked."
 
@@ -34,7 +34,7 @@ def markdown_table(header: list, rows: list) -> str:
     lines = [list(header), ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
 
-# %% ../nbs/40a_estimate.ipynb #ce81eaca
+# %% ../nbs/40a_estimate.ipynb #591ba8a2
 @dataclass(frozen=True)
 class Estimate:
     "A figure with its interval; `None` means undefined, and `note` says why."
@@ -57,12 +57,13 @@ class Estimate:
     def source(self) -> str:
         "How the interval came about, in one line."
         made = f"{self.confidence:.0%} {self.method} interval" if self.low is not None else self.method
-        unit = f"{self.draws:,} resamples of {self.units:,} {self.unit}" if self.draws else f"n = {self.units:,} {self.unit}"
+        name = self.unit.removesuffix("s") if self.units == 1 else self.unit
+        unit = f"{self.draws:,} resamples of {self.units:,} {name}" if self.draws else f"n = {self.units:,} {name}"
         return "; ".join(s for s in (made, unit if self.unit else "", self.generator, self.note) if s)
 
     def _repr_markdown_(self): return f"{self.what}: **{self}** ({self.source()})"
 
-# %% ../nbs/40a_estimate.ipynb #8f30cb15
+# %% ../nbs/40a_estimate.ipynb #407c8e22
 def lookup(found: dict, key):
     "An entry by key, or one line that says which keys there are."
     if key in found: return found[key]
@@ -94,7 +95,7 @@ class EstimateTable:
         sources = dict.fromkeys(e.source() for _, _, e in self.rows)
         return table + "\n\n" + "  \n".join(sources)
 
-# %% ../nbs/40a_estimate.ipynb #cef82ade
+# %% ../nbs/40a_estimate.ipynb #2047a03a
 def generator_note(rng: np.random.Generator) -> str:
     "Bit generator and seed; `continued` when something was drawn from it before."
     if not isinstance(rng, np.random.Generator):
@@ -117,7 +118,7 @@ def resample_counts(n: int, draws: int, rng: np.random.Generator) -> np.ndarray:
     "How often each of `n` units is in each of `draws` resamples of size `n`: shape (draws, n)."
     return rng.multinomial(n, np.full(n, 1 / n), size=draws)
 
-# %% ../nbs/40a_estimate.ipynb #2e88adfd
+# %% ../nbs/40a_estimate.ipynb #27501bf3
 def group_names(frame: pd.DataFrame, by: str) -> list:
     "The groups that occur, in category order where there is one."
     s = frame[by]

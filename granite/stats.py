@@ -11,7 +11,7 @@ __all__ = ['finite', 'bootstrap_mean', 'cluster_means', 'bootstrap_table', 'cell
            'joules_per_task', 'tasks_per_second', 'Estimate', 'EstimateTable', 'StatsError', 'OddsRatio', 'OddsRatios',
            'odds_ratios']
 
-# %% ../nbs/40_stats.ipynb #414e16bf
+# %% ../nbs/40_stats.ipynb #f2682900
 import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,7 +30,7 @@ from .odds import OddsRatio, OddsRatios, odds_ratios
 
 _all_ = ["Estimate", "EstimateTable", "StatsError", "OddsRatio", "OddsRatios", "odds_ratios"]
 
-# %% ../nbs/40_stats.ipynb #c7dfddde
+# %% ../nbs/40_stats.ipynb #1b9b0de8
 def finite(values) -> np.ndarray:
     "The values that are there, as floats."
     v = pd.Series(np.ravel(values)).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
@@ -66,7 +66,7 @@ def bootstrap_mean(
     e = replace(e, method=name, draws=draws, generator=seed)
     return replace(e, low=low, high=high) if np.isfinite([low, high]).all() else replace(e, note=f"the {name} is undefined on these values")
 
-# %% ../nbs/40_stats.ipynb #ae1f5c19
+# %% ../nbs/40_stats.ipynb #4a52462d
 def cluster_means(
     frame: pd.DataFrame,       # one row per trial
     value: str,                # column to average
@@ -80,7 +80,7 @@ def cluster_means(
     keys = [frame[c] for c in (cluster, *by)]
     return pd.Series(values, index=frame.index).groupby(keys, observed=True).mean().unstack(by)
 
-
+# %% ../nbs/40_stats.ipynb #035582f2
 def bootstrap_table(
     frame: pd.DataFrame,                     # one row per trial
     metrics: list,                           # columns to average
@@ -90,14 +90,15 @@ def bootstrap_table(
     **options,                               # draws, method, confidence of `bootstrap_mean`
 ) -> EstimateTable:
     "Mean over clusters with its interval, for every group and metric."
-    by, rows = (by,) if isinstance(by, str) else tuple(by), []
+    by, rows, seed = (by,) if isinstance(by, str) else tuple(by), [], generator_note(rng) if rng is not None else ""
     for metric in metrics:
         for key, column in cluster_means(frame, metric, by, cluster).items():
             key = key if isinstance(key, tuple) else (key,)
-            rows.append((key, metric, bootstrap_mean(column, rng, unit=cluster + "s", what=f"mean {metric}", **options)))
+            e = bootstrap_mean(column, rng, unit=cluster + "s", what=f"mean {metric}", **options)
+            rows.append((key, metric, replace(e, generator=seed if e.draws else "")))
     return EstimateTable(by, tuple(rows))
 
-# %% ../nbs/40_stats.ipynb #84370eae
+# %% ../nbs/40_stats.ipynb #0e2359e5
 def cell_means(frame: pd.DataFrame, value: str, clusters: tuple, by: str | None = None) -> np.ndarray:
     "Mean per cell, shape (first cluster, second cluster or 1, groups or 1); NaN where no trial is."
     group = frame[by] if by else pd.Series(0, frame.index, name="all")
@@ -111,7 +112,7 @@ def cell_means(frame: pd.DataFrame, value: str, clusters: tuple, by: str | None 
         out[:, place[key[1]] if len(clusters) > 1 else 0, groups.index(key[0])] = table.iloc[:, j].to_numpy()
     return out
 
-
+# %% ../nbs/40_stats.ipynb #953e06ee
 def weighted_cells(cells: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     "Mean over the first cluster of the mean over the second, per resample: (draws, groups); NaN where a resample holds no trial."
     there = np.isfinite(cells)
@@ -129,7 +130,7 @@ def two_way_draws(cells: np.ndarray, draws: int, rng: np.random.Generator) -> np
     counts = [resample_counts(n, draws, rng) if n > 1 else np.ones((draws, 1)) for n in cells.shape[:2]]
     return weighted_cells(cells, *counts)
 
-# %% ../nbs/40_stats.ipynb #a24e9c48
+# %% ../nbs/40_stats.ipynb #8b205002
 def interval_of(sample: np.ndarray, confidence: float) -> tuple:
     "Percentile interval of the resamples that are defined, and a note if some are not."
     ok = sample[np.isfinite(sample)]
@@ -137,7 +138,7 @@ def interval_of(sample: np.ndarray, confidence: float) -> tuple:
     low, high = np.quantile(ok, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high), f"{len(sample) - len(ok)} resamples held no value and were left out" if len(ok) < len(sample) else ""
 
-
+# %% ../nbs/40_stats.ipynb #b17f1294
 def cluster_bootstrap(
     frame: pd.DataFrame,                 # one row per trial
     value: str,                          # column to average
@@ -151,14 +152,15 @@ def cluster_bootstrap(
     sizes = cells.shape[:len(clusters)]
     unit = sizes_text(sizes, clusters)
     center = weighted_cells(cells, np.ones((1, cells.shape[0])), np.ones((1, cells.shape[1])))[0, 0] if cells.size else np.nan
-    e = Estimate(float(center) if np.isfinite(center) else None, what=f"mean {value}", unit=f"cells ({unit})", units=int(np.isfinite(cells).sum()), confidence=confidence)
+    e = Estimate(float(center) if np.isfinite(center) else None, what=f"mean {value}", confidence=confidence,
+                 unit=f"cells ({unit})" if len(sizes) > 1 else clusters[0] + "s", units=int(np.isfinite(cells).sum()))
     if max(sizes, default=0) < 2: return replace(e, note=f"no interval: only {unit}")
     low, high, note = interval_of(two_way_draws(cells, draws, rng)[:, 0], confidence)
     fixed = "; ".join(f"only one {c}, which was not resampled" for n, c in zip(sizes, clusters) if n == 1)
     kind = "two-way" if len(clusters) > 1 else "one-way"
     return replace(e, low=low, high=high, method=f"{kind} percentile bootstrap", draws=draws, generator=seed, note="; ".join(filter(None, (note, fixed))))
 
-# %% ../nbs/40_stats.ipynb #2b167047
+# %% ../nbs/40_stats.ipynb #b9b720a5
 def permutation_test(
     first,                                   # one value per cluster
     second,                                  # the same clusters under the other condition
@@ -178,12 +180,12 @@ def permutation_test(
     method = f"exact over {2**n:,} sign flips" if exact else f"{draws:,} random sign flips"
     return replace(e, value=float(r.pvalue), method=method, generator=seed, note=f"mean difference {figure_text(float(d.mean()))}")
 
-# %% ../nbs/40_stats.ipynb #dea3e6b7
+# %% ../nbs/40_stats.ipynb #65450931
 def relative_change(new: float | None, old: float | None) -> float | None:
     "(new - old) / old, as a fraction; None where it is not defined."
     return None if new is None or not old else (new - old) / old
 
-
+# %% ../nbs/40_stats.ipynb #149e368d
 @dataclass(frozen=True)
 class Comparison:
     "One level against the reference level, on one metric."
@@ -200,7 +202,7 @@ class Comparison:
     @property
     def relative(self): return relative_change(self.mean, self.reference_mean)
 
-
+# %% ../nbs/40_stats.ipynb #6359b6eb
 @dataclass(frozen=True, repr=False)
 class Comparisons:
     "All comparisons of one table, adjusted together."
@@ -226,7 +228,7 @@ class Comparisons:
         head = ["metric", "levels", "difference", "relative", "p", f"p (BH over {self.tests})", "p (sign flips)"]
         return markdown_table(head, rows) + f"\n\n{sources}"
 
-# %% ../nbs/40_stats.ipynb #23263dde
+# %% ../nbs/40_stats.ipynb #b818f019
 def paired_bootstrap(
     frame: pd.DataFrame,                   # one row per trial
     rng: np.random.Generator,              # source of the draws; shared by all tests, so that they are paired
@@ -243,20 +245,18 @@ def paired_bootstrap(
     for metric in metrics:
         rng.bit_generator.state = state
         cells = cell_means(frame, metric, tuple(clusters), "level")
-        center = weighted_cells(cells, np.ones((1, cells.shape[0])), np.ones((1, cells.shape[1])))[0]
-        sample = two_way_draws(cells, draws, rng)
-        by_model = cell_means(frame, metric, ("model",), "level")[:, 0]
-        for level in levels:
-            if level == reference: continue
-            i, r = levels.index(level), levels.index(reference)
+        center, sample = weighted_cells(cells, *(np.ones((1, n)) for n in cells.shape[:2]))[0], two_way_draws(cells, draws, rng)
+        flips = cell_means(frame, metric, ("model",), "level")[:, 0]
+        r = levels.index(reference)
+        for i, level in enumerate(levels):
+            if i == r: continue
             e, p = paired_difference(sample[:, i] - sample[:, r], center[i] - center[r], cells.shape[:len(clusters)], clusters, confidence)
             e = replace(e, what=f"{metric} {level} - {reference}", generator=seed if e.draws else "")
-            flips = permutation_test(by_model[:, r], by_model[:, i], rng).value
-            mean = lambda x: float(x) if np.isfinite(x) else None
-            rows.append(Comparison(metric, level, reference, mean(center[i]), mean(center[r]), e, p, None, flips))
+            mean = [float(x) if np.isfinite(x) else None for x in (center[i], center[r])]
+            rows.append(Comparison(metric, level, reference, *mean, e, p, None, permutation_test(flips[:, r], flips[:, i], rng).value))
     return adjusted(rows)
 
-
+# %% ../nbs/40_stats.ipynb #f486b25a
 def paired_difference(sample, center, sizes, clusters, confidence) -> tuple:
     "Estimate and two-sided bootstrap p of one difference."
     unit = sizes_text(sizes, clusters)
@@ -277,7 +277,7 @@ def adjusted(rows: list) -> Comparisons:
         for i, q in zip(have, multipletests([rows[i].p for i in have], method="fdr_bh")[1]): rows[i] = replace(rows[i], p_adjusted=float(q))
     return Comparisons(tuple(rows), len(have))
 
-# %% ../nbs/40_stats.ipynb #19293c98
+# %% ../nbs/40_stats.ipynb #4314a869
 @dataclass(frozen=True)
 class Correlation:
     "Spearman's rank correlation with two p-values."
@@ -293,7 +293,7 @@ class Correlation:
         if self.rho is None: return f"rho undefined, n = {self.n} ({self.note})"
         return f"rho = **{self.rho:.3f}**, n = {self.n}, p = {p_text(self.p)} (t), p = {p_text(self.p_permutation)} ({self.orders:,} orders, {self.generator or self.note})"
 
-
+# %% ../nbs/40_stats.ipynb #83ce48d8
 @lru_cache(maxsize=None)
 def all_orders(n: int) -> np.ndarray:
     "Every order of n <= 9 items, one a row."
@@ -302,7 +302,7 @@ def all_orders(n: int) -> np.ndarray:
     orders.setflags(write=False)
     return orders
 
-
+# %% ../nbs/40_stats.ipynb #822326b7
 def spearman(
     x,                                       # one value per model
     y,                                       # the same models; pairs with a missing value are left out
@@ -324,7 +324,7 @@ def spearman(
     hits, extra = int((far(shuffled) >= far(ry)).sum()), 0 if n <= 9 else 1
     return Correlation(rho, p, (hits + extra) / (len(shuffled) + extra), n, len(shuffled), source)
 
-# %% ../nbs/40_stats.ipynb #f08c6579
+# %% ../nbs/40_stats.ipynb #31189d96
 def wilson(
     successes: int,             # how many succeeded
     n: int,                     # how many were tried
@@ -350,7 +350,7 @@ class PairedOutcomes:
         p = f"{self.p:.3g}" if self.p < 0.001 else f"{self.p:.3f}"
         return f"{self.only_first} pairs only the first, {self.only_second} only the second: exact McNemar p = **{p}**"
 
-
+# %% ../nbs/40_stats.ipynb #c113e214
 def mcnemar(only_first: int, only_second: int) -> PairedOutcomes:
     "Exact two-sided McNemar test from the two discordant counts; without any, p is 1."
     if min(only_first, only_second) < 0: raise StatsError("counts of discordant pairs cannot be negative")
@@ -364,14 +364,14 @@ def discordant_pairs(first, second) -> tuple:
     if a.shape != b.shape: raise StatsError(f"paired outcomes need the same length, not {a.size} and {b.size}")
     return int((a & ~b).sum()), int((b & ~a).sum())
 
-# %% ../nbs/40_stats.ipynb #3a8d627a
+# %% ../nbs/40_stats.ipynb #e716cd02
 def condition_table(frame: pd.DataFrame, value: str = "tc") -> pd.DataFrame:
     "Per model, level and scenario: how many repetitions, how many succeeded."
     part, _ = complete_rows(frame, [value, "model", "level", "scenario"])
     grouped = part.astype({value: float}).groupby(["model", "level", "scenario"], observed=True)[value]
     return grouped.agg(repetitions="size", successes="sum").reset_index()
 
-
+# %% ../nbs/40_stats.ipynb #4034ea13
 def pass_hat_k(
     frame: pd.DataFrame,                     # one row per trial
     k: int,                                  # how many repetitions must all succeed
@@ -391,7 +391,7 @@ def pass_hat_k(
     e = bootstrap_mean(by_model, rng, draws, what=what)
     return replace(e, note="; ".join(filter(None, (e.note, note))))
 
-
+# %% ../nbs/40_stats.ipynb #d458efab
 @dataclass(frozen=True)
 class Agreement:
     "How far repetitions of a condition repeat each other."
@@ -408,7 +408,7 @@ class Agreement:
         return (f"repetitions agree in **{self.agreement:.1%}** of pairs, kappa {figure_text(self.kappa)}; {self.unanimous:.1%} of {self.conditions:,} conditions are unanimous; "
                 f"{self.trials:,} trials tell as much as {figure_text(self.effective)} independent ones" + (f" ({self.note})" if self.note else ""))
 
-
+# %% ../nbs/40_stats.ipynb #af9f00ff
 def repeat_agreement(frame: pd.DataFrame, value: str = "tc") -> Agreement:
     "Pairwise agreement of repetitions, its chance-corrected form, and what the repetitions are worth."
     t = condition_table(frame, value)
@@ -423,7 +423,7 @@ def repeat_agreement(frame: pd.DataFrame, value: str = "tc") -> Agreement:
     effective = float((n / (1 + (n - 1) * min(max(kappa, 0), 1))).sum()) if kappa is not None else None
     return Agreement(agree, kappa, unanimous, len(t), int(n.sum()), effective, "" if kappa is not None else "all outcomes are the same, so kappa is undefined")
 
-# %% ../nbs/40_stats.ipynb #07c28f87
+# %% ../nbs/40_stats.ipynb #a2f4cb69
 def minimum_detectable_effect(
     differences,             # one difference per cluster, such as L3 - L4 per model
     power: float = 0.8,      # chance to find it
@@ -445,13 +445,13 @@ def minimum_detectable_effect(
     size = optimize.brentq(lambda s: test.power(s, n, alpha) - power, top / 1.5 if top > 0.1 else 1e-9, top)
     return replace(e, value=float(size * sd), note=f"SD of the differences {figure_text(sd)}")
 
-# %% ../nbs/40_stats.ipynb #e56755b0
+# %% ../nbs/40_stats.ipynb #c52debf1
 def best_level(frame: pd.DataFrame, value: str = "tc", cost: str = "wall_s") -> pd.DataFrame:
     "Per model the level with the highest mean `value` (the cheaper one on a tie), with its mean cost."
     means = frame.astype({value: float, cost: float}).groupby(["model", "level"], observed=True)[[value, cost]].mean().dropna().reset_index()
     return means.sort_values([value, cost], ascending=[False, True]).drop_duplicates("model").sort_values(cost).reset_index(drop=True)
 
-
+# %% ../nbs/40_stats.ipynb #5ac37719
 def pareto_frontier(frame: pd.DataFrame, cost: str = "wall_s", value: str = "tc") -> pd.DataFrame:
     "Rows that no other row beats: none is at most as costly and at least as good, and better in one of the two."
     part = frame.dropna(subset=[cost, value]).sort_values([cost, value], ascending=[True, False])
@@ -459,7 +459,7 @@ def pareto_frontier(frame: pd.DataFrame, cost: str = "wall_s", value: str = "tc"
     cheaper = top.cummax().shift(fill_value=-np.inf)
     return part[(part[value] == part[cost].map(top)) & (part[value] > part[cost].map(cheaper))]
 
-
+# %% ../nbs/40_stats.ipynb #07b3c642
 def ratio_of_sums(
     frame: pd.DataFrame, numerator: str, denominator: str,  # one row per trial, and two columns
     rng: np.random.Generator | None = None,                 # with it, an interval
@@ -479,7 +479,7 @@ def ratio_of_sums(
     low, high, lost = interval_of(sample, confidence)
     return replace(e, low=low, high=high, method="percentile bootstrap", draws=draws, generator=seed, note="; ".join(filter(None, (*notes, lost))))
 
-
+# %% ../nbs/40_stats.ipynb #ea0f7f84
 def joules_per_task(frame: pd.DataFrame, rng: np.random.Generator | None = None, **options) -> Estimate:
     "Energy of all metered trials over the tasks completed in them."
     if "energy_j" not in frame or frame.energy_j.isna().all():
