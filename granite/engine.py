@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['EngineError', 'usable_cores', 'Engine']
 
-# %% ../nbs/21_engine.ipynb #4126ae1f
+# %% ../nbs/21_engine.ipynb #9c59f4c8
 import hashlib, json, os, queue, shutil, socket, subprocess, sys, tempfile, threading, time, weakref
 from importlib.util import find_spec
 from pathlib import Path
 
 from .models import Model, ModelError, file_digest, is_here, model_file, pull, resolve
 
-# %% ../nbs/21_engine.ipynb #cb6fe653
+# %% ../nbs/21_engine.ipynb #295a7b45
 class EngineError(ModelError):
     "The embedded engine did not start, or is gone"
 
-# %% ../nbs/21_engine.ipynb #2429e104
+# %% ../nbs/21_engine.ipynb #1e80e26b
 def _watch_parent(
     parent: int # its process id
 ):
@@ -29,7 +29,7 @@ def _watch_parent(
         os._exit(0)
     for job in (adopted, closed): threading.Thread(target=job, daemon=True).start()
 
-# %% ../nbs/21_engine.ipynb #2a2508f6
+# %% ../nbs/21_engine.ipynb #9f7293e8
 def _serve(
     config: dict # as `Engine` sends it
 ) -> dict: # where it listens, how long loading took, what it is
@@ -57,10 +57,10 @@ def _child(config: dict):
     if "error" in facts: os._exit(1)
     threading.Event().wait()
 
-# %% ../nbs/21_engine.ipynb #a25e168e
+# %% ../nbs/21_engine.ipynb #7793401a
 if __name__ == "__main__" and globals().get("__spec__"): _child(json.loads(sys.argv[1]))
 
-# %% ../nbs/21_engine.ipynb #9bdcfcca
+# %% ../nbs/21_engine.ipynb #1dae75a8
 def _start_child(
     config: dict, # see `_serve`
     log # open file for the child's output
@@ -81,8 +81,9 @@ def _first_line(
     try: return lines.get(timeout=timeout_s).decode()
     except queue.Empty: return ""
 
-def _end(process: subprocess.Popen, folder: str):
-    "Ask by closing the pipe, then insist"
+def _end(process: subprocess.Popen, folder: str, owner: int):
+    "Ask by closing the pipe, then insist; a fork of the owner leaves it alone"
+    if os.getpid() != owner: return
     process.stdin.close()
     try: process.wait(3)
     except subprocess.TimeoutExpired:
@@ -91,14 +92,14 @@ def _end(process: subprocess.Popen, folder: str):
     process.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)
 
-# %% ../nbs/21_engine.ipynb #27f846f6
+# %% ../nbs/21_engine.ipynb #523c7d70
 def usable_cores() -> int:
     "Cores that this process may use: physical ones, within its CPU affinity"
     import psutil
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
-# %% ../nbs/21_engine.ipynb #1c2a9280
+# %% ../nbs/21_engine.ipynb #d06bbf38
 class Engine:
     "A model served by llama.cpp on loopback: `with Engine('smollm2-135m') as e: e.base_url`"
     def __init__(self,
@@ -122,7 +123,7 @@ class Engine:
     def __exit__(self, *error): self.stop()
     def __repr__(self): return f"Engine({self.model.key}, {self.url if self.alive else 'stopped'})"
 
-# %% ../nbs/21_engine.ipynb #a0c177b2
+# %% ../nbs/21_engine.ipynb #cb00479b
 def _model_of(name: str|Path) -> Model:
     "A registered model, or the file at a path"
     if not str(name).endswith(".gguf"): return resolve(str(name))
@@ -137,30 +138,46 @@ def _free_port(port: int):
         try: s.bind(("127.0.0.1", port))
         except OSError: raise EngineError(f"Port {port} is taken: leave it out to get a free one") from None
 
-# %% ../nbs/21_engine.ipynb #cc6783cf
+# %% ../nbs/21_engine.ipynb #d7a8f3be
 from fastcore.basics import patch
 
-# %% ../nbs/21_engine.ipynb #dae93f69
+# %% ../nbs/21_engine.ipynb #aa84ca3b
 @patch
 def start(self: Engine):
     "Load the model; returns when it answers"
     if self.alive: return self
+    self.stop()
     path = model_file(self.model) if is_here(self.model) else pull(self.model)
     _free_port(self.config["port"])
-    digest, folder = file_digest(path), tempfile.mkdtemp(prefix="granite-slots-")
-    with tempfile.TemporaryFile() as log:
-        p = _start_child(self.config | {"path": str(path), "slot_folder": folder}, log)
-        self._process, self._finalizer = p, weakref.finalize(self, _end, p, folder)
-        said = _first_line(p, self.timeout_s)
-        ready = json.loads(said) if said.startswith("{") else {}
-        if "url" not in ready:
-            self.stop()
-            log.seek(0)
-            last = log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            why = ready.get("error") or f"gone, or silent for {self.timeout_s:g} s; last line: {last[0][:200]}"
-            raise EngineError(f"llama.cpp did not start with {path.name}: {why}")
-    self.url, self._ready, self._digest = ready["url"], ready, digest
+    self._digest, folder = file_digest(path), tempfile.mkdtemp(prefix="granite-engine-")
+    self._log = Path(folder)/"log"
+    with open(self._log, "wb") as log: self._process = _start_child(self.config | {"path": str(path), "slot_folder": folder}, log)
+    self._finalizer = weakref.finalize(self, _end, self._process, folder, os.getpid())
+    try: self._ready = self._hello(path.name)
+    except BaseException: self.stop(); raise
+    self.url = self._ready["url"]
     return self
+
+@patch
+def _hello(self: Engine, name) -> dict:
+    "What the child says when the model is loaded"
+    said = _first_line(self._process, self.timeout_s)
+    ready = json.loads(said) if said.startswith("{") else {}
+    if "url" in ready: return ready
+    why = ready.get("error") or (f"no answer after {self.timeout_s:g} s" if self._process.poll() is None else self._last_words())
+    raise EngineError(f"llama.cpp did not start with {name}: {why}")
+
+@patch
+def _last_words(self: Engine) -> str:
+    "How the child ended"
+    lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+    return f"it ended with code {self._process.wait(5)}{': '+lines[-1][:200] if lines else ''}"
+
+@patch
+def _running(self: Engine):
+    if self.alive: return
+    how = "it was not started, or was stopped" if self._process is None else self._last_words()
+    raise EngineError(f"The engine for {self.model.key} is not running: {how}")
 
 @patch
 def stop(self: Engine):
@@ -176,15 +193,16 @@ def alive(self: Engine) -> bool:
 @patch(as_prop=True)
 def base_url(self: Engine) -> str:
     "For an OpenAI client"
-    if not self.alive: raise EngineError(f"The engine for {self.model.key} is not running")
+    self._running()
     return f"{self.url}/v1"
 
-# %% ../nbs/21_engine.ipynb #b3804eeb
+# %% ../nbs/21_engine.ipynb #2dbf77b4
 @patch
 def _call(self: Engine, path, body=None, timeout_s=60.):
     import httpx
-    if not self.alive: raise EngineError(f"The engine for {self.model.key} is not running")
-    try: r = httpx.get(self.url+path, timeout=timeout_s) if body is None else httpx.post(self.url+path, json=body, timeout=timeout_s)
+    self._running()
+    how = dict(timeout=timeout_s, trust_env=False) # no proxy on loopback
+    try: r = httpx.get(self.url+path, **how) if body is None else httpx.post(self.url+path, json=body, **how)
     except httpx.HTTPError as e: raise EngineError(f"The engine for {self.model.key} does not answer: {e or type(e).__name__}") from None
     if r.status_code != 200: raise EngineError(f"The engine refused {path}: {r.text[:200]}")
     return r.json()
@@ -210,7 +228,17 @@ def prompt(self: Engine,
     "The text that the model's chat template makes of a request"
     return self._call("/apply-template", {"messages": messages} | ({"tools": tools} if tools else {}))["prompt"]
 
-# %% ../nbs/21_engine.ipynb #d8cc2fbc
+# %% ../nbs/21_engine.ipynb #f5058dda
+@patch
+def slot(self: Engine,
+    action: str, # save | restore | erase
+    name: str = "prefix", # file within this engine's own folder; not needed to erase
+    number: int = 0 # which slot
+) -> dict: # llama.cpp's own account, e.g. n_saved, timings
+    "Save, restore or erase what the server remembers of a conversation"
+    return self._call(f"/slots/{number}?action={action}", {} if action == "erase" else {"filename": name})
+
+# %% ../nbs/21_engine.ipynb #fe0a766c
 _PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "Say that a tool is there.",
     "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}}}
 
