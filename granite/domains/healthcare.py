@@ -12,7 +12,7 @@ __all__ = ['VITALS', 'UNITS', 'LIMITS', 'SETTABLE', 'PATIENTS_PER_NURSE', 'Patie
            'change_orders', 'acknowledge_alarms', 'set_monitor', 'place_patients', 'review_patients', 'compare_vital',
            'rank_patients', 'check_orders']
 
-# %% ../../nbs/18_healthcare.ipynb #05ce3b87
+# %% ../../nbs/18_healthcare.ipynb #8966aa15
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Required, TypedDict
 
@@ -21,7 +21,7 @@ from annotated_types import Interval
 from ..domain import Domain, read, write
 from ..store import OperationError, Store
 
-# %% ../../nbs/18_healthcare.ipynb #97b38341
+# %% ../../nbs/18_healthcare.ipynb #7bb44d3e
 VITALS = ("heart_rate", "spo2", "respiratory_rate", "systolic", "temperature")
 UNITS = {"heart_rate": "1/min", "spo2": "%", "respiratory_rate": "1/min", "systolic": "mmHg", "temperature": "C"}
 LIMITS = {"heart_rate": (50, 120), "spo2": (92, 100), "respiratory_rate": (10, 25), "systolic": (100, 170), "temperature": (35.5, 38.5)} # of a new patient
@@ -42,7 +42,7 @@ class OrderChange(TypedDict, total=False):
     dose_mg: Dose
     every_h: EveryHours
 
-# %% ../../nbs/18_healthcare.ipynb #aa85a910
+# %% ../../nbs/18_healthcare.ipynb #fa869a35
 NOW = datetime(2026, 3, 17, 14, 20)
 
 PATIENTS = [ # id, name, born, weight in kg, bed, nurse, diagnosis, allergies (drug classes), isolation, oxygen, limits of its own
@@ -75,7 +75,7 @@ BEDS = [ # id, room, kind; free unless a patient lies there or it is being clean
 CLEANING = ("BD13",)
 NURSES = [("NU001", "Amara Diallo"), ("NU002", "Jonas Weber"), ("NU003", "Elif Kaya"), ("NU004", "Sean Byrne")]
 
-# %% ../../nbs/18_healthcare.ipynb #e597ed62
+# %% ../../nbs/18_healthcare.ipynb #83bf67a5
 DRUGS = [ # name, class, most in one dose and in 24 hours in mg, routes
     ("paracetamol", "aniline", 1000, 4000, ["oral", "iv"]), ("ibuprofen", "NSAID", 600, 2400, ["oral"]),
     ("amoxicillin", "penicillin", 1000, 3000, ["oral", "iv"]), ("ceftriaxone", "cephalosporin", 2000, 4000, ["iv"]),
@@ -113,7 +113,7 @@ def seed() -> Store:
     store.add("alarms", *({"id": i, "patient_id": p, "vital": v, "value": x, "priority": q, "time": (NOW - timedelta(minutes=m)).isoformat(timespec="minutes"), "status": s} for i, p, v, x, q, m, s in ALARMS))
     return store
 
-# %% ../../nbs/18_healthcare.ipynb #8663d288
+# %% ../../nbs/18_healthcare.ipynb #307eb4d3
 NEWS2 = { # vital sign -> (upper end of the band, points); the last band is open
     "respiratory_rate": ((8, 3), (11, 1), (20, 0), (24, 2), (None, 3)), "spo2": ((91, 3), (93, 2), (95, 1), (None, 0)),
     "systolic": ((90, 3), (100, 2), (110, 1), (219, 0), (None, 3)), "heart_rate": ((40, 3), (50, 1), (90, 0), (110, 1), (130, 2), (None, 3)),
@@ -131,7 +131,7 @@ def vital_view(patient, vital, hours):
     values = patient["vitals"][vital][-hours:]
     return {"id": patient["id"], "name": patient["name"], "vital": vital, "hours": hours, "mean": round(sum(values) / len(values), 2), "lowest": min(values), "highest": max(values), "unit": UNITS[vital]}
 
-# %% ../../nbs/18_healthcare.ipynb #b1d2189b
+# %% ../../nbs/18_healthcare.ipynb #bf97256d
 Hours = Annotated[int, "How many hours back from now.", Interval(ge=1, le=8)]
 Priority = Annotated[Literal["high", "medium", "low"], "Priority of the alarm."]
 Room = Annotated[int, "The room number, e.g. 2.", Interval(ge=1, le=6)]
@@ -165,7 +165,7 @@ def list_alarms(store: Store, priority: Priority = None) -> dict:
     "List open alarms, newest first."
     return {"alarms": [alarm_view(a) for a in reversed(store.all("alarms", status="open", priority=priority))]}
 
-# %% ../../nbs/18_healthcare.ipynb #cdd0b58d
+# %% ../../nbs/18_healthcare.ipynb #09a926af
 def check_dose(store: Store, drug: dict, dose_mg: float, every_h: int, argument: str) -> None:
     "Refuse more than the formulary allows."
     if dose_mg > drug["max_dose_mg"]: raise OperationError(f"{argument}: {dose_mg:g} mg is above the limit of {drug['id']}; expected at most {drug['max_dose_mg']:g} mg in one dose")
@@ -200,7 +200,7 @@ def change_order(store: Store, order_id: OrderId, changes: Annotated[OrderChange
     order.update(changes)
     return order_view(store, order)
 
-# %% ../../nbs/18_healthcare.ipynb #719ed34d
+# %% ../../nbs/18_healthcare.ipynb #517247ee
 @write
 def acknowledge_alarm(store: Store, alarm_id: Annotated[str, "The alarm, e.g. AL006."]) -> dict:
     "Acknowledge one alarm."
@@ -239,7 +239,7 @@ def place_patient(store: Store, patient_id: PatientId, bed_id: Annotated[str, "T
         patient["nurse_id"] = nurse_id
     return place_view(store, patient)
 
-# %% ../../nbs/18_healthcare.ipynb #01d51c8a
+# %% ../../nbs/18_healthcare.ipynb #6acd33b4
 class OrderUpdate(TypedDict):
     order_id: OrderId
     changes: Annotated[OrderChange, "What to change."]
@@ -256,6 +256,7 @@ class Placement(TypedDict, total=False):
 
 PatientIds = Annotated[list[str], "The patients, e.g. PT004."]
 
+# %% ../../nbs/18_healthcare.ipynb #faefb8a0
 @write
 def switch_medication(store: Store, patient_id: PatientId, instead_of: Annotated[str, "Generic name of the drug to stop, e.g. morphine."],
                       drug: Annotated[str, "Generic name of the drug, e.g. furosemide."], dose_mg: Dose, every_h: EveryHours,
@@ -287,7 +288,7 @@ def place_patients(store: Store, placements: Annotated[list[Placement], "The mov
     "Move several patients to other beds or hand them over to other nurses."
     return {"patients": [place_patient(store, p["patient_id"], p.get("bed_id"), p.get("nurse_id")) for p in placements]}
 
-# %% ../../nbs/18_healthcare.ipynb #f04768d8
+# %% ../../nbs/18_healthcare.ipynb #6e2ec204
 @read
 def review_patients(store: Store, patient_ids: PatientIds) -> dict:
     "Show chart, latest vital signs and open alarms of several patients."
@@ -311,7 +312,7 @@ def check_orders(store: Store) -> dict:
     rows = [(o, store.records["patients"][o["patient_id"]], order_view(store, o)) for o in store.all("orders", status="active")]
     return {"orders": [view | {"patient_id": p["id"]} for o, p, view in rows if view["class"] in p["allergies"]]}
 
-# %% ../../nbs/18_healthcare.ipynb #62d86c64
+# %% ../../nbs/18_healthcare.ipynb #650b217c
 primitives = [show_ward, get_chart, read_vitals, summarize_vital, list_alarms, prescribe, change_order, acknowledge_alarm, set_alarm_limits, place_patient]
 
 domain = Domain(
