@@ -273,21 +273,31 @@ def _join(telemetry:pd.DataFrame, trials):
 
 # %% ../nbs/50_telemetry.ipynb #52a8c955
 class Readings:
-    "The samples of one meter on one clock, as signals."
+    "The samples of one meter on one clock, as arrays and signals."
     def __init__(self, rows:pd.DataFrame, clock:str):   # rows of one meter; mono or wall
-        rows = rows.sort_values(clock)
-        self.kind,self.rows,self.clock = rows.kind.iloc[0], rows, clock
-        t = rows[clock].to_numpy(float)
-        read = rows[["power_w","energy_j"]].notna().any(axis=1).to_numpy()
-        self.t = t[read]
+        self.kind,self.rows,self.clock,self.known = rows.kind.iloc[0], rows.sort_values(clock), clock, {}
+        said = self.rows[self.rows.missing.notna()]
+        self.said = said[clock].to_numpy(float), said.missing.tolist()
+        self.t = np.union1d(self.values("power_w")[0], self.values("energy_j")[0])
         self.period = float(np.median(np.diff(self.t))) if len(self.t) > 1 else np.inf
         self.power,self.counter = self.signal("power_w"), self.signal("energy_j", True)
+    def values(self, quantity:str) -> tuple[np.ndarray,np.ndarray]:
+        "Times and values of one quantity."
+        if quantity not in self.known:
+            r = self.rows[self.rows[quantity].notna()].drop_duplicates(self.clock)
+            self.known[quantity] = r[self.clock].to_numpy(float), r[quantity].to_numpy(float)
+        return self.known[quantity]
     def signal(self, quantity:str, counter:bool=False) -> Signal:
-        "One quantity over time."
-        r = self.rows[self.rows[quantity].notna()].drop_duplicates(self.clock)
-        t,v = r[self.clock].to_numpy(float), r[quantity].to_numpy(float)
-        gap = max(5*float(np.median(np.diff(t))), 1.0) if len(t) > 1 else 1.0
-        return (Signal.of_counter if counter else Signal.of_samples)(t, v, gap)
+        "One quantity over time; an interval of more than five periods (and a second) is a gap."
+        if (quantity,counter) not in self.known:
+            t,v = self.values(quantity)
+            gap = max(5*float(np.median(np.diff(t))), 1.0) if len(t) > 1 else 1.0
+            self.known[quantity,counter] = (Signal.of_counter if counter else Signal.of_samples)(t, v, gap)
+        return self.known[quantity,counter]
+    def inside(self, a:float, b:float, quantity:str|None=None) -> np.ndarray:
+        "Times of the power readings between a and b, or the values of a quantity there."
+        t,v = self.values(quantity) if quantity else (self.t, self.t)
+        return v[np.searchsorted(t, a):np.searchsorted(t, b, side="right")]
     def best(self, a, b, coverage) -> Signal|None:
         "The counter if it covers that time, else the sampled power, else nothing."
         for s in (self.counter, self.power):
@@ -298,9 +308,10 @@ class Readings:
         s = self.best(a, b, coverage)
         return s and s.between(a, b)[0]/s.between(a, b)[1]
     def reason(self, b) -> str:
-        "Why there is no energy up to time b."
-        said = self.rows[(self.rows[self.clock] <= b) & self.rows.missing.notna()]
-        return said.missing.iloc[-1] if len(said) else "too few samples during the trial"
+        "Why there is no energy up to time b: what the meter said last, unless it has read since."
+        i = np.searchsorted(self.said[0], b, side="right")
+        stale = i and len(self.inside(self.said[0][i-1]+1e-6, b))
+        return self.said[1][i-1] if i and not stale else "too few samples during the trial"
 
 def _power_meters(telemetry:pd.DataFrame, clock:str) -> dict[str,Readings]:
     "The meters of which energy may be asked."
@@ -334,7 +345,7 @@ def _idle_before(baselines:list, a:float) -> dict:
 def _trial_energy(meters:dict, names:list, idle:dict, a:float, b:float, coverage:float) -> dict:
     "Energy of one trial from a to b, over the named meters."
     wall = b-a
-    out = dict(energy_samples=min((int(((meters[n].t >= a) & (meters[n].t <= b)).sum()) for n in names), default=0))
+    out = dict(energy_samples=min((len(meters[n].inside(a, b)) for n in names), default=0))
     if not names: return out | dict(energy_missing="; ".join(f"{n}: {m.reason(b)}" for n,m in meters.items()) or "no meter of power was sampled")
     known = lambda s: s.between(a, b)[1]/wall if wall > 0 else 0.
     out["energy_coverage"] = min(max(known(meters[n].counter), known(meters[n].power)) for n in names)
@@ -345,7 +356,7 @@ def _trial_energy(meters:dict, names:list, idle:dict, a:float, b:float, coverage
     if lost: return out | dict(energy_missing="; ".join(lost))
     joules = lambda signals: sum(s.between(a, b)[0]/s.between(a, b)[1] for s in signals)*wall
     each = lambda which: joules([getattr(meters[n], which) for n in names]) if all(known(getattr(meters[n], which)) >= coverage for n in names) else None
-    inside = np.unique(np.concatenate([meters[n].t[(meters[n].t >= a) & (meters[n].t <= b)] for n in names]))
+    inside = np.unique(np.concatenate([meters[n].inside(a, b) for n in names]))
     peaks = [meters[n].power if known(meters[n].power) >= coverage else best[n] for n in names]
     total,idles = joules(best.values()), [idle.get(n) for n in names]
     idle_w = sum(idles) if all(w is not None for w in idles) else None
@@ -409,10 +420,10 @@ def _trial_resources(meters:dict, a:float, b:float) -> dict:
         area,known = m.signal(q, counter).between(a, b)
         return area/known if known > 0.5*(b-a) and known > 0 else None
     def peak(m, q):
-        inside = m.rows[(m.rows[m.clock] >= a-1) & (m.rows[m.clock] <= b+1)][q].dropna()   # slow quantities: a second around
+        inside = m.inside(a-1, b+1, q)                        # slow quantities: a second around
         return float(inside.max()) if len(inside) else None
     def share(m, q):
-        inside = m.rows[(m.rows[m.clock] >= a-1) & (m.rows[m.clock] <= b+1)][q].dropna().astype(int)
+        inside = m.inside(a-1, b+1, q).astype(int)
         return float(((inside & throttled) != 0).mean()) if len(inside) else None
     gpus,cores = [n for n,m in meters.items() if m.kind in ("gpu","soc")], lambda m,q: mean(m, q, True)
     one = lambda name,q,how: over([name], q, how)[0]
