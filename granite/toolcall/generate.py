@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['DECODINGS', 'CHECKPOINTS', 'GenerateError', 'Decoding', 'Condition', 'conditions', 'Completion', 'EmbeddedModel',
-           'TransformersModel', 'ask_text', 'record_key', 'ask', 'host_facts', 'tidy', 'run_conditions',
-           'energy_source', 'load_replies']
+           'TransformersModel', 'ask_text', 'record_key', 'shared_prefix', 'ask', 'host_facts', 'tidy',
+           'run_conditions', 'energy_source', 'load_replies']
 
 # %% ../../nbs/toolcall/04_generate.ipynb #c002
-import itertools, json, platform, time
-from dataclasses import asdict, dataclass, replace
+import itertools, json, os, platform, time
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from ..engine import Engine
+from ..models import file_digest
 from ..records import write_atomic
 from ..store import digest
 from .prompts import DISTRACTORS, TOOLS, call_schema, chat_messages, load_prompts, raw_prompt, tools_for
@@ -79,7 +80,7 @@ class EmbeddedModel:
         threads=None,         # None: the usable cores
         context_tokens=4096,  # longest prompt and reply together
         **options             # more for granite.engine.Engine
-    ): self.engine = Engine(model, context_tokens=context_tokens, threads=threads, seed=42, **options)
+    ): self.engine, self.saved = Engine(model, context_tokens=context_tokens, threads=threads, seed=42, **options), {}
     def __enter__(self): self.engine.start(); return self
     def __exit__(self, *error): self.engine.stop()
 
@@ -98,15 +99,27 @@ class EmbeddedModel:
         text:str,          # what to complete
         decoding:Decoding, # how
         seed:int,          # of this prompt
-        schema=None        # JSON Schema to hold the reply to
+        schema=None,       # JSON Schema to hold the reply to
+        prefix=""          # beginning of the text that other prompts share
     )->Completion:
         "One reply"
+        self._restore(prefix)
         body = dict(prompt=text, n_predict=decoding.max_tokens, temperature=decoding.temperature, top_p=decoding.top_p, top_k=0, min_p=0, seed=seed, cache_prompt=True)
         start = time.perf_counter()
-        r = self.engine._call("/completion", body | ({"json_schema": schema} if schema else {}), timeout_s=600)
+        r = self.engine._call("/completion", body | ({"json_schema": schema} if schema is not None else {}), timeout_s=600)
         t = r["timings"]
         return Completion(r["content"], "length" if r["stop_type"] == "limit" else "stop", t["prompt_n"] + t["cache_n"], t["predicted_n"], t["cache_n"],
                           round(t["prompt_ms"], 1), round(t["predicted_ms"], 1), round(time.perf_counter() - start, 3))
+
+    def _restore(self, prefix):
+        "Bring the server's cache into the state just after `prefix`"
+        if not prefix or prefix not in self.saved: self.engine._call("/slots/0?action=erase", {})
+        if not prefix: return
+        if prefix not in self.saved:
+            self.engine._call("/completion", dict(prompt=prefix, n_predict=0, cache_prompt=True), timeout_s=600)
+            self.saved[prefix] = digest(prefix)
+            self.engine._call("/slots/0?action=save", {"filename": self.saved[prefix]})
+        self.engine._call("/slots/0?action=restore", {"filename": self.saved[prefix]})
 
 # %% ../../nbs/toolcall/04_generate.ipynb #c010
 CHECKPOINTS = {  # model -> hub name and revision
@@ -136,7 +149,7 @@ class TransformersModel:
         try:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint, revision=self.revision)
             self.model = transformers.AutoModelForCausalLM.from_pretrained(self.checkpoint, revision=self.revision, dtype=torch.float32).eval()
-        except OSError as e: raise GenerateError(f"{self.checkpoint} could not be loaded: {str(e).splitlines()[0]}") from None
+        except (OSError, ValueError) as e: raise GenerateError(f"{self.checkpoint} could not be loaded: {str(e).splitlines()[0]}") from None
         self.load_s = round(time.perf_counter() - start, 3)
         return self
     def __exit__(self, *error): self.model = self.tokenizer = None
@@ -147,17 +160,21 @@ class TransformersModel:
         import torch, transformers
         template = self.tokenizer.chat_template
         return {"backend": "transformers", "model": self.key, "checkpoint": self.checkpoint if self.revision else self.key, "revision": self.revision, "quantization": "FP32",
-                "parameters": self.model.num_parameters(), "sha256": digest([self.checkpoint if self.revision else self.key, self.revision, self.model.num_parameters()]), "load_s": self.load_s,
+                "parameters": self.model.num_parameters(), "sha256": self._digest(), "load_s": self.load_s,
                 "threads": torch.get_num_threads(), "server": f"transformers {transformers.__version__}, torch {torch.__version__}",
                 "chat_example": self.chat([{"role": "user", "content": "U"}]) if template else None}
+
+    def _digest(self):
+        "Of the pinned revision, or of the weights in a folder"
+        return digest([self.checkpoint, self.revision] if self.revision else [file_digest(f) for f in sorted(Path(self.checkpoint).glob("*.safetensors"))])
 
     def chat(self, messages)->str: # the text that the template makes
         if not self.tokenizer.chat_template: raise GenerateError(f"{self.key} has no chat template; ask it with template raw")
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-    def complete(self, text, decoding, seed, schema=None)->Completion:
-        "One reply; a schema cannot be enforced here"
-        if schema: raise GenerateError("constrained decoding needs the embedded engine; leave the constraint at none")
+    def complete(self, text, decoding, seed, schema=None, prefix="")->Completion:
+        "One reply; a schema cannot be enforced here, and nothing is cached"
+        if schema is not None: raise GenerateError("constrained decoding needs the embedded engine; leave the constraint at none")
         import torch
         inputs, steps = self.tokenizer(text, return_tensors="pt"), []
         torch.manual_seed(seed)
@@ -165,7 +182,7 @@ class TransformersModel:
         clock = lambda ids, scores, **_: steps.append(time.perf_counter()) or torch.zeros(len(ids), dtype=torch.bool)
         start = time.perf_counter()
         with torch.inference_mode():
-            out = self.model.generate(**inputs, max_new_tokens=decoding.max_tokens, stopping_criteria=[clock], pad_token_id=self.model.config.eos_token_id or 0, **how)[0]
+            out = self.model.generate(**inputs, max_new_tokens=decoding.max_tokens, stopping_criteria=[clock], pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0, **how)[0]
         new, asked = out[inputs.input_ids.shape[1]:], inputs.input_ids.shape[1]
         ended = len(new) < decoding.max_tokens or new[-1].item() == self.tokenizer.eos_token_id
         return Completion(self.tokenizer.decode(new, skip_special_tokens=True), "stop" if ended else "length", asked, len(new), 0,
@@ -200,15 +217,28 @@ def record_key(
     "What makes a record this record; anything that changes a reply changes it"
     return digest([1, model_sha256, asdict(condition), asdict(DECODINGS[condition.decoding]), text, seed, tools, repair])
 
-def ask(model, condition, prompt, seed, repair=False)->dict: # a record without its key
+def shared_prefix(model, condition, tools)->str:
+    "What every prompt of a condition begins with, up to a line's end"
+    texts = [ask_text(model, condition, request, tools) for request in ("A", "B")]
+    common = os.path.commonprefix(texts)
+    return common[:common.rfind("\n") + 1]
+
+def ask(
+    model,                # EmbeddedModel or TransformersModel
+    condition:Condition,
+    prompt,               # a row of the prompt set
+    seed:int,
+    repair=False          # one retry if the reply is not one valid call
+)->dict: # a record without its key
     "Put one prompt to a model"
     tools, decline, decoding = tools_for(prompt.kind), condition.prompts == "harder", DECODINGS[condition.decoding]
     schema = call_schema(tools, decline) if condition.constraint == "schema" else None
-    first = model.complete(ask_text(model, condition, prompt.prompt, tools), decoding, seed, schema)
+    prefix = shared_prefix(model, condition, tools)
+    first = model.complete(ask_text(model, condition, prompt.prompt, tools), decoding, seed, schema, prefix)
     record = {"reply": first.text} | {k: v for k, v in asdict(first).items() if k != "text"} | {"final": first.text, "repair": None}
     problems = reply_problems(first.text, tools, decline) if repair else []
     if problems:
-        second = model.complete(ask_text(model, condition, prompt.prompt, tools, (first.text, problems)), decoding, seed, schema)
+        second = model.complete(ask_text(model, condition, prompt.prompt, tools, (first.text, problems)), decoding, seed, schema, prefix)
         record |= {"final": second.text, "repair": {"problems": problems} | asdict(second)}
     return record
 
