@@ -10,8 +10,7 @@ __all__ = ['Column', 'TYPES', 'IDENTITY', 'OUTCOME', 'EFFORT', 'ENERGY', 'DIGEST
            'RunsDiffer', 'check_alike', 'check_once', 'name_endings', 'sources', 'combined', 'trials_frame',
            'calls_frame', 'model_calls_frame']
 
-# %% ../nbs/42_frames.ipynb #7ad12511
-import json
+# %% ../nbs/42_frames.ipynb #81088b96
 from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
@@ -22,13 +21,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
-from msgspec.json import Decoder
+from msgspec.json import Decoder, encode
 from msgspec.structs import asdict
 
 from .records import Run, Trial, find_run
 from .scores import score_run
 
-# %% ../nbs/42_frames.ipynb #778ae39c
+# %% ../nbs/42_frames.ipynb #7280df24
 Column = namedtuple("Column", "name type unit meaning")
 TYPES = {"id": pa.string(), "text": pa.string(), "bool": pa.bool_(), "int": pa.int32(), "float": pa.float64()}
 
@@ -38,7 +37,7 @@ def columns(
     "Read a table of columns that people can read too."
     return [Column(*(part.strip() for part in line.split("|"))) for line in text.strip().splitlines()]
 
-# %% ../nbs/42_frames.ipynb #2a130a52
+# %% ../nbs/42_frames.ipynb #ed9cc3fa
 IDENTITY = columns("""
 run | id | - | name of the run's folder
 model | id | - | key of the model, smallest first; options follow it where runs of one model differ in them
@@ -48,7 +47,7 @@ scenario | id | - | request with its gold standard
 repetition | int | - | counted from 0
 """)
 
-# %% ../nbs/42_frames.ipynb #97545cb0
+# %% ../nbs/42_frames.ipynb #5d51389d
 OUTCOME = columns("""
 key | text | - | digest of all that makes the trial this trial
 attempt | int | - | 2 and more: an infrastructure fault came before
@@ -78,7 +77,7 @@ bad_schema | int | calls | arguments broke the schema
 bad_operation | int | calls | the operation refused
 """)
 
-# %% ../nbs/42_frames.ipynb #4f1df67c
+# %% ../nbs/42_frames.ipynb #aaae28f3
 EFFORT = columns("""
 wall_s | float | s | whole trial
 model_s | float | s | waiting for the model
@@ -102,7 +101,7 @@ size_class | id | - | <8B or >=8B parameters
 family | id | - | of the model
 """)
 
-# %% ../nbs/42_frames.ipynb #dfe8f3bf
+# %% ../nbs/42_frames.ipynb #cc112725
 ENERGY = columns("""
 energy_j | float | J | over the trial
 energy_above_idle_j | float | J | the same less what the idle host draws
@@ -122,7 +121,7 @@ seed_digest | id | - | of the domain's first state
 """)
 TRIAL_COLUMNS = IDENTITY + OUTCOME + EFFORT + ENERGY + DIGESTS
 
-# %% ../nbs/42_frames.ipynb #10eeb881
+# %% ../nbs/42_frames.ipynb #362ea371
 CALL_COLUMNS = IDENTITY + columns("""
 call | int | - | index in the trial
 model_call | int | - | index of the model call that made it
@@ -156,7 +155,7 @@ context_truncated | bool | - | the context was cut
 error | text | - | what the server said
 """)
 
-# %% ../nbs/42_frames.ipynb #da2d7720
+# %% ../nbs/42_frames.ipynb #9d7cb0d6
 LEVEL_ORDER = ["L4", "L3", "L2", "L1"]
 DIFFICULTY_ORDER = ["easy", "medium", "hard"]
 SIZE_ORDER = ["<8B", ">=8B"]
@@ -194,7 +193,7 @@ def ordered(
     known = order or []
     return ids.cat.set_categories([*known, *sorted(set(ids.cat.categories) - set(known))], ordered=True)
 
-# %% ../nbs/42_frames.ipynb #eac8d5ef
+# %% ../nbs/42_frames.ipynb #320783be
 def identity(
     trial: Trial,
     run: str,  # id of its run
@@ -211,7 +210,7 @@ def call_rows(
     for call in trial.tool_calls:
         action = call.arguments.get("action")
         yield ids | asdict(call) | {"call": call.index, "action": action if isinstance(action, str) else None,
-                                    "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+                                    "arguments": encode(call.arguments).decode()}
 
 def model_call_rows(
     trial: Trial,
@@ -234,7 +233,7 @@ def speed(
     count, milliseconds = timings.get(f"{phase}_n"), timings.get(f"{phase}_ms")
     return 1000 * count / milliseconds if count and milliseconds else None
 
-# %% ../nbs/42_frames.ipynb #35f7993c
+# %% ../nbs/42_frames.ipynb #edfb8520
 def packed(
     rows: Iterable[dict],  # flat rows
     wanted: list[Column],  # documented columns
@@ -249,7 +248,7 @@ def packed(
         tables.append(table)
     return pa.concat_tables(tables)
 
-# %% ../nbs/42_frames.ipynb #eec5e6bb
+# %% ../nbs/42_frames.ipynb #eaf1bc6c
 @lru_cache(maxsize=None)
 def gold(
     scenario: str,  # e.g. smarthome-007
@@ -276,7 +275,7 @@ class Head(Struct):
 
 MODEL_FACTS = ("params_b", "quantization", "category", "family")
 
-# %% ../nbs/42_frames.ipynb #fe386555
+# %% ../nbs/42_frames.ipynb #3f35b3e5
 class RecordedRun:
     "A run's folder as three tables."
     def __init__(self, run: Run): self.run = run
@@ -286,6 +285,8 @@ class RecordedRun:
 
     @property
     def id(self) -> str: return self.run.id
+
+    def digest(self) -> str: return self.run.digest()
 
     def trials(self) -> pa.Table:
         "One row a trial that counts."
@@ -305,7 +306,7 @@ class RecordedRun:
         "One row a model call."
         return packed((row for trial in self.run.trials() for row in model_call_rows(trial, self.id)), MODEL_CALL_COLUMNS)
 
-# %% ../nbs/42_frames.ipynb #6656ed20
+# %% ../nbs/42_frames.ipynb #6a52a7a1
 NOT_METERED = {"energy_missing": "no telemetry was recorded"}
 
 def digests(
@@ -334,7 +335,7 @@ def energy(
     joined = energy_per_trial(samples, heads).merge(resources_per_trial(samples, heads), on="key")
     return {row["key"]: row for row in joined.astype(object).where(joined.notna(), None).to_dict("records")}
 
-# %% ../nbs/42_frames.ipynb #b746151e
+# %% ../nbs/42_frames.ipynb #fc5043f4
 class RunsDiffer(ValueError):
     "Runs that must not be put into one table; the message says why."
 
@@ -367,7 +368,7 @@ def check_once(
     raise RunsDiffer(f"{len(again):,} trials are in more than one run, such as {first.model} {first.scenario} {first.level} "
                      f"repetition {first.repetition} in {', '.join(sorted(set(runs)))}; leave one of these runs out")
 
-# %% ../nbs/42_frames.ipynb #1ee4c4f1
+# %% ../nbs/42_frames.ipynb #5ff5f60e
 OPTIONS = ("protocol", "tool_protocol", "temperature", "max_tokens", "on_bad_call", "lenient")
 
 def name_endings(
@@ -386,7 +387,7 @@ def name_endings(
             if differing: endings[run] = " (" + ", ".join(f"{name} {option(run, name)}" for name in differing) + ")"
     return endings
 
-# %% ../nbs/42_frames.ipynb #eef00b26
+# %% ../nbs/42_frames.ipynb #5393d705
 def sources(
     runs,  # one or several: name, path, `Run`, or anything with `manifest`, `trials`, `calls`, `model_calls`
     folder: str | Path = "runs",  # where names are looked up

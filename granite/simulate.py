@@ -8,7 +8,7 @@ __all__ = ['DOMAINS', 'MODELS', 'LEVEL_ODDS', 'SPREAD', 'DIFFICULTY_SHIFT', 'ARG
            'scored', 'ended', 'pick', 'spent', 'floats', 'SimulatedRun', 'repeated', 'simulate', 'named',
            'write_simulated', 'traces']
 
-# %% ../nbs/43_simulate.ipynb #bd2814a1
+# %% ../nbs/43_simulate.ipynb #3b7cc159
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from scipy.special import expit, logit
 
 from .frames import DIFFICULTY_ORDER, IDENTITY, LEVEL_ORDER
 from .records import ModelCall, Run, ToolCall, Trial, write_atomic
+from .store import digest
 
-# %% ../nbs/43_simulate.ipynb #ccc797ad
+# %% ../nbs/43_simulate.ipynb #5a44e03e
 DOMAINS = ("industrial", "robotics", "warehouse", "smarthome", "surveillance", "energy", "agriculture", "fleet", "healthcare")
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ MODELS = tuple(SimulatedModel(*row) for row in (
     ("sim-g-14b", 13.9, "4-bit", "general", 8.0), ("sim-h-15b", 14.8, "6-bit", "general+thinking", 36.0),
     ("sim-i-21b", 20.9, "MXFP4", "general", 6.5)))
 
-# %% ../nbs/43_simulate.ipynb #b13bdb7e
+# %% ../nbs/43_simulate.ipynb #3b8a8f77
 LEVEL_ODDS = {"L4": 1.0, "L3": 1.36, "L2": 1.0, "L1": 0.78}  # odds ratios against L4; study A's regression has 1.36 and 0.78
 SPREAD = {"model": 0.9, "domain": 0.6, "scenario": 0.7, "interaction": 0.2}  # standard deviations, logarithmic odds
 DIFFICULTY_SHIFT = np.array([0.8, 0.0, -0.8])  # logarithmic odds for easy, medium, hard
@@ -79,7 +80,7 @@ def completions(
     first, fresh, same = rng.random(chance.shape), rng.random(shape), rng.random(shape) < repeat
     return np.where(same, first, fresh) < chance
 
-# %% ../nbs/43_simulate.ipynb #9327fc7d
+# %% ../nbs/43_simulate.ipynb #8eaad7ac
 ARGUMENTS = np.array([0.20, 0.40, 0.38, 0.26])  # typical argument accuracy, L4 to L1
 SELECTION = np.array([0.60, 0.68, 0.75, 0.68])  # chance that a gold tool is called, L4 to L1
 ZERO_CALLS = np.array([0.10, 0.11, 0.15, 0.28])  # trials without a call, L4 to L1
@@ -161,7 +162,7 @@ def floats(
     "Numbers, null where not measured."
     return pa.array(values, from_pandas=True)
 
-# %% ../nbs/43_simulate.ipynb #a36eef4e
+# %% ../nbs/43_simulate.ipynb #816b292b
 @dataclass
 class SimulatedRun:
     "Trials that no model produced."
@@ -171,6 +172,10 @@ class SimulatedRun:
 
     @property
     def id(self) -> str: return self.manifest["run"]
+
+    def digest(self) -> str:
+        "Of what the trials were made from."
+        return digest(self.manifest)
 
     def trials(self) -> pa.Table:
         "One row a trial."
@@ -225,7 +230,7 @@ def simulate(
     scores = scored(grid, tc, rng)
     run = f"simulated-{seed}"
     columns = named(grid, models, domains, scenarios, run) | scores | ended(tc, rng) | spent(grid, scores["tool_calls"], models, metered, rng)
-    manifest = {"run": run, "simulated": True, "seed": seed, "design": dict(zip(names, shape)), "odds": planted.odds, "spread": planted.spread}
+    manifest = {"run": run, "simulated": True, "seed": seed, "design": dict(zip(names, map(int, shape))), "odds": planted.odds, "spread": planted.spread}
     return SimulatedRun(manifest, planted, pa.table(columns))
 
 def named(
@@ -250,7 +255,7 @@ def named(
         "family": pick(("simulated",), zeros), "protocol": pick(("native",), zeros), "scenario_digest": scenario,
         "interface_digest": pick(digests, grid["domain"] * len(LEVEL_ORDER) + grid["level"])}
 
-# %% ../nbs/43_simulate.ipynb #58146cab
+# %% ../nbs/43_simulate.ipynb #59aba150
 def write_simulated(
     run: SimulatedRun,
     folder: Path | str,  # of the run; made if it is not there
