@@ -7,7 +7,7 @@ __all__ = ['CHECK_S', 'EMBEDDED', 'ONE_TOOL', 'BackendError', 'Problem', 'within
            'compare_prompts', 'ContextWatch', 'Backend', 'OpenAIBackend', 'EmbeddedBackend', 'OllamaBackend',
            'backend_for', 'models_table', 'pull']
 
-# %% ../nbs/22_backends.ipynb #08d288e2
+# %% ../nbs/22_backends.ipynb #2191a140
 import hashlib, json, os, threading, time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from . import models as _models
 
 if "LITELLM_LOCAL_MODEL_COST_MAP" not in os.environ: os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True" # else litellm's import waits for the network
 
-# %% ../nbs/22_backends.ipynb #724f0714
+# %% ../nbs/22_backends.ipynb #64e63b8b
 class BackendError(ModelError):
     "A model server that cannot be used: one line that says why and what to do"
 
@@ -33,7 +33,7 @@ class Problem:
     message: str # one line: what is wrong and what would help
     def __str__(self): return self.message
 
-# %% ../nbs/22_backends.ipynb #1b8cc6e2
+# %% ../nbs/22_backends.ipynb #046adee7
 CHECK_S = 4.5 # seconds within which `check` answers
 EMBEDDED = "qwen2.5-coder-1.5b" # what to use where no server is
 
@@ -53,7 +53,7 @@ def within(
     if "result" not in box: raise TimeoutError(f"no answer within {seconds:g} s")
     return box["result"]
 
-# %% ../nbs/22_backends.ipynb #87b58122
+# %% ../nbs/22_backends.ipynb #af3f8b78
 @dataclass(frozen=True)
 class Preflight:
     "What one request with tools and one without showed"
@@ -77,7 +77,7 @@ ONE_TOOL = [{"type": "function", "function": {"name": "read_sensor", "descriptio
     "type": "object", "properties": {"sensor_id": {"type": "string", "description": "which sensor, e.g. SN005"}}, "required": ["sensor_id"]}}}]
 _ASK = [{"role": "user", "content": "What does sensor SN005 say?"}]
 
-# %% ../nbs/22_backends.ipynb #7baa4059
+# %% ../nbs/22_backends.ipynb #19e4d313
 def request_chars(
     messages: list[dict], # as sent
     tools: list[dict]|None # as sent
@@ -100,13 +100,13 @@ def compare_prompts(
     if full == bare: return Preflight(False, f"the chat template drops tools: {bare} prompt tokens with and without them", bare, full, chars, spent)
     return Preflight(True, f"tools reach the model: {full-bare} prompt tokens for {len(tools)}", bare, full, chars, spent)
 
-# %% ../nbs/22_backends.ipynb #9045a39e
+# %% ../nbs/22_backends.ipynb #3127e63a
 @dataclass
 class ContextWatch:
     "Watches one conversation for a prompt that the server cut"
     context_tokens: int # effective context of the server
     chars_per_token: float = 6. # of earlier prompts; before any, more than tokenizers reach on JSON
-    count: object = None # function of (messages, tools) -> tokens, where the server can count
+    count: object = None # function of (messages, tools) -> tokens, for certainty
     last_chars: int = 0
     last_tokens: int = 0
 
@@ -118,14 +118,14 @@ class ContextWatch:
         "Did the server drop part of this prompt?"
         if prompt_tokens is None: return False
         chars = request_chars(messages, tools)
-        shrank = chars > self.last_chars and prompt_tokens < self.last_tokens
         expected = chars/self.chars_per_token
-        cut = shrank or (expected > self.context_tokens and prompt_tokens < .9*expected)
+        shrank = chars > self.last_chars and prompt_tokens < .95*self.last_tokens
+        cut = (expected > self.context_tokens and prompt_tokens < .9*expected) or (shrank and expected > .8*self.context_tokens)
         if not cut and self.count: cut = prompt_tokens < self.count(messages, tools)-8
         if not cut: self.chars_per_token, self.last_chars, self.last_tokens = chars/max(prompt_tokens, 1), chars, prompt_tokens
         return cut
 
-# %% ../nbs/22_backends.ipynb #970cebd1
+# %% ../nbs/22_backends.ipynb #ec4a2ae5
 class Backend:
     "Serves one model: `with backend_for('qwen3') as b: b.litellm_kwargs()`"
     def __init__(self,
@@ -135,7 +135,7 @@ class Backend:
         **options # of the engine, e.g. threads, slots
     ):
         self.model, self.seed, self.options = model, seed, options
-        self.context_asked = self.context_tokens = context_tokens or model.context_tokens
+        self.context_asked = self.context_tokens = context_tokens or model.context_tokens # asked for, effective
         self._preflight, self.load_s = None, None
     def __enter__(self): return self.start()
     def __exit__(self, *error): self.stop()
@@ -160,16 +160,16 @@ class Backend:
         return self._preflight
     def context_watch(self) -> ContextWatch:
         "A fresh watch for one conversation"
-        p, count = self._preflight, getattr(self, "count_tokens", None)
+        p = self._preflight
         known = {"chars_per_token": p.prompt_chars/p.prompt_tokens_with_tools} if p and p.tools_supported else {}
-        return ContextWatch(self.context_tokens, count=count, **known)
+        return ContextWatch(self.context_tokens, **known)
 
-# %% ../nbs/22_backends.ipynb #c803639e
+# %% ../nbs/22_backends.ipynb #d171d46d
 def _common(b: Backend, temperature, max_tokens, seed, timeout_s) -> dict:
     kwargs = dict(temperature=temperature, max_tokens=max_tokens, seed=b.seed if seed is None else seed, timeout=timeout_s, num_retries=0)
     return {k: v for k, v in kwargs.items() if v is not None}
 
-# %% ../nbs/22_backends.ipynb #83faeeca
+# %% ../nbs/22_backends.ipynb #011b2405
 class OpenAIBackend(Backend):
     "vLLM, llama.cpp, LM Studio, a remote GPU host: whatever speaks /v1/chat/completions"
     @property
@@ -209,7 +209,7 @@ class OpenAIBackend(Backend):
         self._chat(None, timeout_s=600.)
         return round(time.perf_counter()-start, 3)
 
-# %% ../nbs/22_backends.ipynb #b9693eb3
+# %% ../nbs/22_backends.ipynb #5b0d53f7
 @patch
 def _chat(self: OpenAIBackend, tools, timeout_s=120.):
     import httpx
@@ -248,7 +248,7 @@ def facts(self: OpenAIBackend) -> dict:
     return dict(serve="openai", model=self.model.key, name=self.served_name, url=public_url(self.url), context_asked=self.context_asked,
         load_s=self.load_s, template_tools=self._preflight.tools_supported if self._preflight else None) | {k: v for k, v in said.items() if v}
 
-# %% ../nbs/22_backends.ipynb #0f2fa75f
+# %% ../nbs/22_backends.ipynb #6faff767
 def _loopback_without_proxy():
     "A proxy in the environment must not come between us and our own loopback server"
     names = [v for v in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(v)]
@@ -270,7 +270,7 @@ class EmbeddedBackend(OpenAIBackend):
         "Pull the file if need be, load it"
         self._ready()
         _loopback_without_proxy()
-        self.engine = Engine(self.model, context_tokens=self.context_tokens, seed=self.seed, **self.options).start()
+        self.engine = Engine(self.model, context_tokens=self.context_asked, seed=self.seed, **self.options).start()
         self.load_s, self.context_tokens = self.engine.facts["load_s"], self.engine.facts["context_tokens"]
         self.warm_up()
         return self
@@ -289,7 +289,7 @@ class EmbeddedBackend(OpenAIBackend):
         "What the engine loaded, for the manifest"
         return self.engine.facts | {"context_asked": self.context_asked}
 
-# %% ../nbs/22_backends.ipynb #8f1d16aa
+# %% ../nbs/22_backends.ipynb #82e21d1a
 def _tag(name): return (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()
 
 class OllamaBackend(Backend):
@@ -321,8 +321,9 @@ class OllamaBackend(Backend):
         "Check, load, and note how long loading took"
         self._ready()
         self.load_s = self.warm_up()
+        self.context_tokens = self._running().get("context_tokens") or self.context_asked
         return self
-    def _options(self): return {"num_ctx": self.context_tokens, "temperature": 0, "num_predict": 1} | ({} if self.seed is None else {"seed": self.seed})
+    def _options(self): return {"num_ctx": self.context_asked, "temperature": 0, "num_predict": 1} | ({} if self.seed is None else {"seed": self.seed})
     def _generate(self, **kw):
         from ollama import ResponseError
         try: return self._ask(lambda c: c.generate(model=self.model.name, prompt="", **kw), 600.)
@@ -337,7 +338,7 @@ class OllamaBackend(Backend):
         with suppress(BackendError): self._generate(keep_alive=0)
     stop = unload
 
-# %% ../nbs/22_backends.ipynb #64435618
+# %% ../nbs/22_backends.ipynb #60d90e3b
 @patch
 def _shown(self: OllamaBackend):
     return self._ask(lambda c: c.show(self.model.name))
@@ -369,10 +370,10 @@ def litellm_kwargs(self: OllamaBackend,
 ) -> dict: # for LiteLlm(**kwargs) or litellm.acompletion(**kwargs)
     "What LiteLLM needs to reach this model"
     key, think = self.model.secret(), {} if self.model.think is None else {"think": self.model.think}
-    return dict(model=f"ollama_chat/{self.model.name}", api_base=self.url, num_ctx=self.context_tokens, keep_alive=self.keep_alive) | think | (
+    return dict(model=f"ollama_chat/{self.model.name}", api_base=self.url, num_ctx=self.context_asked, keep_alive=self.keep_alive) | think | (
         {"api_key": key} if key else {}) | _common(self, temperature, max_tokens, seed, timeout_s) | more
 
-# %% ../nbs/22_backends.ipynb #d9404c5b
+# %% ../nbs/22_backends.ipynb #f104c347
 @patch
 def _running(self: OllamaBackend) -> dict:
     "What `ps` says about the loaded model"
@@ -398,7 +399,7 @@ def facts(self: OllamaBackend) -> dict:
         think=self.model.think, keep_alive=self.keep_alive, load_s=self.load_s,
         template_tools=self._preflight.tools_supported if self._preflight else None) | {k: v for k, v in said.items() if v is not None}
 
-# %% ../nbs/22_backends.ipynb #f1d8aeed
+# %% ../nbs/22_backends.ipynb #0c9e88da
 _KINDS = {"embedded": EmbeddedBackend, "openai": OpenAIBackend, "ollama": OllamaBackend}
 
 def backend_for(
@@ -412,19 +413,23 @@ def backend_for(
     m = model if isinstance(model, Model) else resolve(model, own)
     return _KINDS[m.serve](m, context_tokens, seed, **(options if m.serve == "embedded" else {}))
 
-# %% ../nbs/22_backends.ipynb #47570fe4
-def _ollama_has() -> dict|None:
-    "Tag -> size of what the local Ollama has; None: no server"
+# %% ../nbs/22_backends.ipynb #c5eabfc3
+def _ollama_has(tags) -> dict|None:
+    "Tag -> capabilities, for those that the local Ollama has; None: no server"
     from ollama import Client
-    try: return {_tag(m.model): m.size for m in within(2, lambda: Client(timeout=2).list()).models}
+    def ask():
+        with Client(timeout=2) as c:
+            there = {_tag(m.model) for m in c.list().models}
+            return {_tag(t): c.show(t).capabilities or [] for t in tags if _tag(t) in there}
+    try: return within(CHECK_S, ask)
     except Exception: return None
 
 def _row(m: Model, there: dict|None) -> dict:
-    if m.serve == "embedded": size, here = (m.weights.bytes/1e9 if m.weights else None), "yes" if is_here(m) else "no"
-    elif m.serve == "ollama": size, here = m.size_gb, "no Ollama server" if there is None else "yes" if _tag(m.name) in there else "no"
-    else: size, here = None, "remote"
-    source = {"embedded": "package or hub" if m.weights else "file", "ollama": f"ollama {m.name}", "openai": public_url(m.base_url)}[m.serve]
-    tools = {True: "tools", False: "no tools: prompted", None: "asked at pre-flight"}[m.tools]
+    if m.serve == "embedded": source, size, here = "package or hub" if m.weights else "file", m.weights and m.weights.bytes/1e9, "yes" if is_here(m) else "no"
+    elif m.serve == "ollama": source, size, here = f"ollama {m.name}", m.size_gb, "no Ollama server" if there is None else "yes" if _tag(m.name) in there else "no"
+    else: source, size, here = public_url(m.base_url), None, "remote"
+    known = (there or {}).get(_tag(m.name)) or []
+    tools = {True: "tools", False: "no tools: prompted", None: "asked at pre-flight"}["tools" in known if known else m.tools]
     can = ", ".join(filter(None, [tools, "thinking" if m.think else "", "base model" if m.category == "base" else ""]))
     return dict(key=m.key, source=source, params_b=m.params_b, quantization=m.quantization, size_gb=size and round(size, 2),
         here=here, can=can, context_tokens=m.context_tokens, license=m.weights.license if m.weights else "", confirmed=m.confirmed)
@@ -434,21 +439,22 @@ def models_table(
 ) -> list[dict]: # one row a model
     "Every registered model: where it comes from, its size, whether it is here, what it can do"
     models = registry(own).values()
-    there = _ollama_has() if any(m.serve == "ollama" for m in models) else None
+    tags = [m.name for m in models if m.serve == "ollama"]
+    there = _ollama_has(tags) if tags else None
     return [_row(m, there) for m in models]
 
-# %% ../nbs/22_backends.ipynb #6d6fff15
+# %% ../nbs/22_backends.ipynb #79c2c029
 def _pull_ollama(b: OllamaBackend, progress):
     from rich.progress import Progress
     problem = b.check()
     if problem is None: return
     if problem.kind != "missing": raise BackendError(problem.message)
-    with Progress(disable=not progress) as bar:
+    with Progress(disable=not progress) as bar, b._client(None) as client:
         tasks = {}
-        for step in b._client(None).pull(b.model.name, stream=True):
+        for step in client.pull(b.model.name, stream=True):
             if not step.total: continue
-            task = tasks.setdefault(step.digest, bar.add_task((step.digest or "")[7:19], total=step.total) if step.digest not in tasks else None)
-            bar.update(task, completed=step.completed or 0)
+            if step.digest not in tasks: tasks[step.digest] = bar.add_task((step.digest or "")[7:19], total=step.total)
+            bar.update(tasks[step.digest], completed=step.completed or 0)
 
 def pull(
     key: str, # anything that `resolve` takes

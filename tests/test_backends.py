@@ -162,6 +162,7 @@ def test_pull_through_ollama(monkeypatch):
         with pytest.raises(BackendError, match="file does not exist"): pull("gpt-oss", progress=False)
         rows = {r["key"]: r for r in models_table()}
         assert rows["functiongemma"]["here"] == "yes" and rows["gpt-oss"]["here"] == "no"
+        assert rows["functiongemma"]["can"] == "tools" and rows["gpt-oss"]["can"] == "asked at pre-flight, thinking"
     assert {r["here"] for r in models_table() if r["source"].startswith("ollama")} == {"no Ollama server"}
 
 
