@@ -31,7 +31,7 @@ class Decoding:
     "How the next token is chosen"
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0        # nucleus
-    max_tokens: int = 150     # new tokens
+    max_tokens: int = 150     # new tokens at most; -1: until the model stops or its context is full
     seed: int = 42            # of the first prompt of the first repetition
 
 DECODINGS = {"greedy": Decoding(), "sampling": Decoding(0.7, 0.9)}
@@ -177,14 +177,16 @@ class TransformersModel:
         if schema is not None: raise GenerateError("constrained decoding needs the embedded engine; leave the constraint at none")
         import torch
         inputs, steps = self.tokenizer(text, return_tensors="pt"), []
+        asked = inputs.input_ids.shape[1]
+        room = decoding.max_tokens if decoding.max_tokens > 0 else 1024 - asked
         torch.manual_seed(seed)
         how = dict(do_sample=True, temperature=decoding.temperature, top_p=decoding.top_p, top_k=0) if decoding.temperature else dict(do_sample=False)
         clock = lambda ids, scores, **_: steps.append(time.perf_counter()) or torch.zeros(len(ids), dtype=torch.bool)
         start = time.perf_counter()
         with torch.inference_mode():
-            out = self.model.generate(**inputs, max_new_tokens=decoding.max_tokens, stopping_criteria=[clock], pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0, **how)[0]
-        new, asked = out[inputs.input_ids.shape[1]:], inputs.input_ids.shape[1]
-        ended = len(new) < decoding.max_tokens or new[-1].item() == self.tokenizer.eos_token_id
+            out = self.model.generate(**inputs, max_new_tokens=room, stopping_criteria=[clock], pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0, **how)[0]
+        new = out[asked:]
+        ended = len(new) < room or new[-1].item() == self.tokenizer.eos_token_id
         return Completion(self.tokenizer.decode(new, skip_special_tokens=True), "stop" if ended else "length", asked, len(new), 0,
                           round(1000 * (steps[0] - start), 1), round(1000 * (steps[-1] - steps[0]), 1), round(time.perf_counter() - start, 3))
 
