@@ -6,13 +6,13 @@
 __all__ = ['StatsError', 'figure_text', 'p_text', 'markdown_table', 'Estimate', 'lookup', 'EstimateTable', 'generator_note',
            'sizes_text', 'resample_counts', 'group_names', 'complete_rows']
 
-# %% ../nbs/40a_estimate.ipynb #9a9be773
+# %% ../nbs/40a_estimate.ipynb #9c093e36
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-# %% ../nbs/40a_estimate.ipynb #1fada9c6
+# %% ../nbs/40a_estimate.ipynb #54a891c7
 class StatsError(ValueError):
     "A question that the given data cannot answer as asked."
 
@@ -34,7 +34,7 @@ def markdown_table(header: list, rows: list) -> str:
     lines = [list(header), ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
 
-# %% ../nbs/40a_estimate.ipynb #591ba8a2
+# %% ../nbs/40a_estimate.ipynb #d2d69cc1
 @dataclass(frozen=True)
 class Estimate:
     "A figure with its interval; `None` means undefined, and `note` says why."
@@ -63,7 +63,7 @@ class Estimate:
 
     def _repr_markdown_(self): return f"{self.what}: **{self}** ({self.source()})"
 
-# %% ../nbs/40a_estimate.ipynb #407c8e22
+# %% ../nbs/40a_estimate.ipynb #1c239d5b
 def lookup(found: dict, key):
     "An entry by key, or one line that says which keys there are."
     if key in found: return found[key]
@@ -95,7 +95,7 @@ class EstimateTable:
         sources = dict.fromkeys(e.source() for _, _, e in self.rows)
         return table + "\n\n" + "  \n".join(sources)
 
-# %% ../nbs/40a_estimate.ipynb #2047a03a
+# %% ../nbs/40a_estimate.ipynb #dde87e49
 def generator_note(rng: np.random.Generator) -> str:
     "Bit generator and seed; `continued` when something was drawn from it before."
     if not isinstance(rng, np.random.Generator):
@@ -118,7 +118,7 @@ def resample_counts(n: int, draws: int, rng: np.random.Generator) -> np.ndarray:
     "How often each of `n` units is in each of `draws` resamples of size `n`: shape (draws, n)."
     return rng.multinomial(n, np.full(n, 1 / n), size=draws)
 
-# %% ../nbs/40a_estimate.ipynb #27501bf3
+# %% ../nbs/40a_estimate.ipynb #4eec5302
 def group_names(frame: pd.DataFrame, by: str) -> list:
     "The groups that occur, in category order where there is one."
     s = frame[by]
@@ -133,4 +133,5 @@ def complete_rows(frame: pd.DataFrame, columns: list) -> tuple:
     if missing := [c for c in columns if c not in frame]: raise StatsError(f"no column {', '.join(missing)} in these trials")
     part = frame[list(dict.fromkeys(columns))].dropna()
     lost = len(frame) - len(part)
-    return part, [f"{lost:,} {'trial lacks' if lost == 1 else 'trials lack'} one of {', '.join(columns)} and {'was' if lost == 1 else 'were'} left out"] if lost else []
+    have, were = ("trial lacks", "was") if lost == 1 else ("trials lack", "were")
+    return part, [f"{lost:,} {have} one of {', '.join(columns)} and {were} left out"] if lost else []

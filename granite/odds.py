@@ -6,7 +6,7 @@
 __all__ = ['OddsRatio', 'OddsRatios', 'design_matrix', 'patterns', 'independent_columns', 'separation', 'fit_odds',
            'separated_note', 'one_ratio', 'odds_ratios']
 
-# %% ../nbs/40b_odds.ipynb #8593267e
+# %% ../nbs/40b_odds.ipynb #31fede22
 import warnings
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from statsmodels.genmod.generalized_estimating_equations import GEE
 
 from .estimate import StatsError, complete_rows, figure_text, group_names, lookup, markdown_table, p_text
 
-# %% ../nbs/40b_odds.ipynb #7a2809cb
+# %% ../nbs/40b_odds.ipynb #1a22fb67
 @dataclass(frozen=True)
 class OddsRatio:
     "The odds of completion in one category against the reference, or per unit of a number."
@@ -32,7 +32,11 @@ class OddsRatio:
     p: float | None           # two-sided
     note: str = ""            # why something is missing
 
-# %% ../nbs/40b_odds.ipynb #71f51e7f
+    def __str__(self):
+        if self.ratio is None: return self.note
+        return figure_text(self.ratio) if self.low is None else f"{figure_text(self.ratio)} [{figure_text(self.low)}, {figure_text(self.high)}]"
+
+# %% ../nbs/40b_odds.ipynb #c27383ce
 @dataclass(frozen=True, repr=False)
 class OddsRatios:
     "A logistic regression of completion, as odds ratios."
@@ -53,11 +57,11 @@ class OddsRatios:
         return pd.DataFrame([vars(r) for r in self.rows])
 
     def _repr_markdown_(self):
-        show = lambda r: r.note if r.ratio is None else figure_text(r.ratio) if r.low is None else f"{figure_text(r.ratio)} [{figure_text(r.low)}, {figure_text(r.high)}]"
-        table = markdown_table(["term", "category", "odds ratio [95%]", "p"], [[r.term, r.category, show(r), p_text(r.p) if r.p is not None else r.note and "none"] for r in self.rows])
+        rows = [[r.term, r.category, str(r), p_text(r.p) if r.p is not None else r.note if r.ratio is not None else "none"] for r in self.rows]
+        table = markdown_table(["term", "category", "odds ratio [95%]", "p"], rows)
         return (table if self.rows else "") + "\n\n" + "  \n".join([f"{self.method}, {self.trials:,} trials, {self.errors}", *self.notes])
 
-# %% ../nbs/40b_odds.ipynb #094be64c
+# %% ../nbs/40b_odds.ipynb #66e0b0f3
 def design_matrix(frame: pd.DataFrame, terms: tuple, reference: str) -> tuple:
     "Intercept, numbers, and one 0/1 column per category after the first: (X, [(term, category)])."
     columns, names = [np.ones(len(frame))], [("intercept", "")]
@@ -79,7 +83,7 @@ def patterns(frame: pd.DataFrame, columns: list) -> tuple:
     first[np.unique(number, return_index=True)[1]] = True
     return pd.factorize(number)[0], first
 
-# %% ../nbs/40b_odds.ipynb #37650c41
+# %% ../nbs/40b_odds.ipynb #f70c7047
 def independent_columns(X: np.ndarray) -> list:
     "Indices of columns that do not follow from earlier ones."
     basis, keep = np.zeros((len(X), 0)), []
@@ -92,7 +96,7 @@ def independent_columns(X: np.ndarray) -> list:
             keep.append(j); basis = np.column_stack([basis, rest / size])
     return keep
 
-# %% ../nbs/40b_odds.ipynb #a7fbddef
+# %% ../nbs/40b_odds.ipynb #c4119ab2
 def separation(X: np.ndarray, y: np.ndarray) -> tuple:
     "Columns and rows on which the outcome separates: (bool per column, bool per row). Konis 2007, linear program."
     scale = np.abs(X).max(0)
@@ -103,7 +107,7 @@ def separation(X: np.ndarray, y: np.ndarray) -> tuple:
     if r.x is None or -r.fun < 1e-7: return np.zeros(X.shape[1], bool), np.zeros(len(X), bool)
     return np.abs(r.x) > 1e-7, signed @ r.x > 1e-7
 
-# %% ../nbs/40b_odds.ipynb #4309a30f
+# %% ../nbs/40b_odds.ipynb #43ec3afc
 def fit_odds(X: np.ndarray, y: np.ndarray, method: str, groups: np.ndarray | None) -> tuple:
     "Coefficients, standard errors and None; or None, None and a sentence."
     try:
@@ -127,7 +131,7 @@ def separated_note(frame: pd.DataFrame, y: np.ndarray, term: str, category: str)
     if len(share) and share.min() == 1: return f"not finite: every trial succeeded at {category}"
     return "not finite: it separates successes from failures perfectly"
 
-# %% ../nbs/40b_odds.ipynb #b847d57c
+# %% ../nbs/40b_odds.ipynb #3afb4079
 def one_ratio(name, b, se, column, groups) -> OddsRatio:
     "Odds ratio, interval and p from a coefficient and its standard error."
     if abs(b) > 9 or not np.isfinite(b): return OddsRatio(*name, None, None, None, None, "too extreme to be told from infinity")
@@ -140,7 +144,7 @@ def one_ratio(name, b, se, column, groups) -> OddsRatio:
     if abs(b) + reach > 40: return OddsRatio(*name, ratio, None, None, None, "no interval: it would be without bounds")
     return OddsRatio(*name, ratio, float(np.exp(b - reach)), float(np.exp(b + reach)), float(2 * law.sf(abs(b / se))))
 
-# %% ../nbs/40b_odds.ipynb #85acbf76
+# %% ../nbs/40b_odds.ipynb #b8668525
 def odds_ratios(
     frame: pd.DataFrame,                # one row per trial
     outcome: str = "tc",                # 0/1 column

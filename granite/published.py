@@ -6,7 +6,7 @@
 __all__ = ['TABLES', 'MODELS_A', 'MODELS_B', 'ORDERS', 'STATED', 'published_folder', 'published', 'published_estimates', 'Range',
            'mean_range', 'published_correlations', 'published_changes', 'mcnemar_candidates']
 
-# %% ../nbs/41_published.ipynb #86a76883
+# %% ../nbs/41_published.ipynb #34362c7a
 import sysconfig
 from collections import namedtuple
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from scipy import stats
 
 from .stats import StatsError, mcnemar, pareto_frontier, spearman, wilson
 
-# %% ../nbs/41_published.ipynb #53f5ab08
+# %% ../nbs/41_published.ipynb #2264f488
 TABLES = {
     "table1_models": "study A, table I: overall performance per model",
     "table2_granularity": "study A, table II: by level, with 95% intervals from 2,000 resamples of models",
@@ -30,7 +30,8 @@ TABLES = {
 }
 MODELS_A = ["FunctionGemma", "Llama3.2", "Granite4", "xLAM-2", "Hermes3", "Mistral-Nemo", "Ministral-3", "Qwen3", "GPT-OSS"]
 MODELS_B = ["Qwen2.5-0.5B", "TinyLlama-1.1B-Chat", "Phi-1.5", "Pythia-1.4B", "Qwen2.5-1.5B"]
-ORDERS = {"level": ["L4", "L3", "L2", "L1"], "size_class": ["<8B", ">=8B"], "metric": ["tc", "f1", "arg_acc"], "decoding": ["greedy", "sampling", "either"]}
+ORDERS = {"level": ["L4", "L3", "L2", "L1"], "size_class": ["<8B", ">=8B"], "metric": ["tc", "f1", "arg_acc"],
+          "decoding": ["greedy", "sampling", "either"]}
 
 
 def published_folder() -> Path:
@@ -55,7 +56,7 @@ def published(
     frame.attrs["source"] = TABLES[name]
     return frame
 
-# %% ../nbs/41_published.ipynb #324ea847
+# %% ../nbs/41_published.ipynb #476c521b
 def published_estimates(name: str = "table2_granularity") -> pd.DataFrame:
     "One row per group and metric: value, and low and high where the source prints an interval."
     frame = published(name)
@@ -67,7 +68,7 @@ def published_estimates(name: str = "table2_granularity") -> pd.DataFrame:
     out[group] = pd.Categorical(out[group], frame[group].cat.categories, ordered=True)
     return out.assign(source=TABLES[name])
 
-# %% ../nbs/41_published.ipynb #6320f99d
+# %% ../nbs/41_published.ipynb #20079b2c
 class Range(namedtuple("Range", "low high")):
     "The numbers that a rounded figure may stand for."
     __slots__ = ()
@@ -93,7 +94,7 @@ def mean_range(values, digits: int, weights=None) -> Range:
     middle = float(np.average(values, weights=weights))
     return Range.printed(middle, digits)
 
-# %% ../nbs/41_published.ipynb #0ea66f7b
+# %% ../nbs/41_published.ipynb #26377b5b
 STATED = {  # figures that stand only in the texts; correlations and p-values as printed
     "correlations": [  # study A, section V.C: column, models left out, rho, p
         ("tc", (), "0.285", "0.458"), ("arg_acc", (), "0.686", "0.041"), ("wall_s", (), "0.946", "<0.001"),
@@ -101,7 +102,8 @@ STATED = {  # figures that stand only in the texts; correlations and p-values as
     "changes": [  # study A, section V.B: column, level, compared with, percent
         ("tc", "L3", "L4", 16.4), ("tc", "L3", "L1", 33.6), ("tc", "L1", "L4", -12.9), ("arg_acc", "L3", "L4", 99.5),
         ("arg_acc", "L2", "L4", 85.8), ("f1", "L2", "L4", 20.8), ("f1", "L1", "L4", 6.7)],
-    "class_changes": [("<8B", "L3", 17.7), (">=8B", "L3", 15.0), ("<8B", "L2", 6.8), (">=8B", "L2", -2.5)],  # study A, section V.C: TC against L4, percent
+    "class_changes": [  # study A, section V.C: size class, level, TC against L4 in percent
+        ("<8B", "L3", 17.7), (">=8B", "L3", 15.0), ("<8B", "L2", 6.8), (">=8B", "L2", -2.5)],
     "odds": {"L3": {"ratio": 1.36, "low": 1.12, "high": 1.66, "p": 0.002}, "L1": {"ratio": 0.78, "p": 0.009}},  # study A, section V.B
     "domain_tc": {"healthcare": 0.202, "robotics": 0.244, "industrial": 0.608, "energy": 0.596},  # study A, section V.E
     "pareto": [("FunctionGemma", 3.1, 0.21), ("Llama3.2", 6.6, 0.61), ("Qwen3", 167.0, 0.79)],    # study A, section V.C: seconds, best TC
@@ -112,29 +114,31 @@ STATED = {  # figures that stand only in the texts; correlations and p-values as
     "probe": {"Qwen2.5-1.5B": (7960, 30.782), "Qwen2.5-0.5B": (3637, 10.627)},  # study B, table 6: MiB, seconds
 }
 
-# %% ../nbs/41_published.ipynb #dc500641
+# %% ../nbs/41_published.ipynb #379a232e
 def published_correlations() -> pd.DataFrame:
     "Study A's five rank correlations, recomputed from table I, beside what is stated."
     models, rows = published("table1_models"), []
     for column, left_out, rho, p in STATED["correlations"]:
         part = models[~models.model.isin(left_out)]
         c = spearman(part.params_b, part[column])
-        rows.append({"with": column, "without": ", ".join(left_out) or "-", "n": c.n, "rho": c.rho, "p": c.p, "p_permutation": c.p_permutation, "stated_rho": rho, "stated_p": p})
+        rows.append({"with": column, "without": ", ".join(left_out) or "-", "n": c.n, "rho": c.rho, "p": c.p, "p_permutation": c.p_permutation,
+                     "stated_rho": rho, "stated_p": p})
     return pd.DataFrame(rows)
 
-# %% ../nbs/41_published.ipynb #c7953bf0
+# %% ../nbs/41_published.ipynb #83ed2e3d
 def published_changes() -> pd.DataFrame:
     "Stated relative changes against the range that the printed means allow."
+    change = lambda row, level, base, digits: Range.printed(row[level], digits).change_from(Range.printed(row[base], digits))
     rows, levels = [], published("table2_granularity").set_index("level")
     for column, level, base, percent in STATED["changes"]:
-        rows.append(("table II", column, f"{level} against {base}", percent, Range.printed(levels[column][level], 2).change_from(Range.printed(levels[column][base], 2))))
+        rows.append(("table II", column, f"{level} against {base}", percent, change(levels[column], level, base, 2)))
     classes = published("table3_size_class").set_index(["metric", "size_class"]).loc["tc"]
     for size, level, percent in STATED["class_changes"]:
-        rows.append(("table III", "tc", f"{level} against L4, {size}", percent, Range.printed(classes[level][size], 3).change_from(Range.printed(classes["L4"][size], 3))))
-    out = [{"table": t, "metric": m, "levels": l, "stated": p / 100, "low": r.low, "high": r.high, "allowed": r.meets(Range.printed(p / 100, 3))} for t, m, l, p, r in rows]
-    return pd.DataFrame(out)
+        rows.append(("table III", "tc", f"{level} against L4, {size}", percent, change(classes.loc[size], level, "L4", 3)))
+    return pd.DataFrame([{"table": t, "metric": m, "levels": l, "stated": p / 100, "low": r.low, "high": r.high,
+                          "allowed": r.meets(Range.printed(p / 100, 3))} for t, m, l, p, r in rows])
 
-# %% ../nbs/41_published.ipynb #4074f89a
+# %% ../nbs/41_published.ipynb #8412b856
 def mcnemar_candidates(first: int, second: int, n: int, p: str) -> list:
     "All (only first, only second) of n pairs with these successes whose exact McNemar p prints as `p`."
     digits = len(p.split(".")[1])
