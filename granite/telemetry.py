@@ -167,10 +167,16 @@ def _watch(self:Sampler, meter):
 
 @patch
 def _keep(self:Sampler):
-    "Write a piece every `flush_s` seconds; a full disk loses samples, not the run."
-    while not self._stop.wait(self.flush_s):
-        try: self.write(self.path)
+    "Write a piece every `flush_s` seconds, and what is under way when it changes; a full disk loses samples, not the run."
+    due,said = time.monotonic()+self.flush_s, None
+    while not self._stop.wait(min(0.5, self.flush_s)):
+        try:
+            now = self.labels | dict(phase=self.phase)
+            if now != said: self._write_now(now)
+            said = now
+            if time.monotonic() >= due: self.write(self.path)
         except OSError: pass
+        if time.monotonic() >= due: due = time.monotonic()+self.flush_s
 
 # %% ../nbs/50_telemetry.ipynb #d7d6531b
 @patch
@@ -184,7 +190,6 @@ def mark(self:Sampler,
     self.labels.update(labels)
     self._add("mark", "mark")
     if phase == "end": self.trial,self.phase = None,"idle"
-    if self.path: self._write_now()
 
 @patch
 def baseline(self:Sampler, seconds:float) -> dict[str,float]:   # seconds to wait
@@ -222,14 +227,12 @@ def write(self:Sampler, path:str|Path|None=None):   # telemetry.parquet; as give
 def _now_file(self:Sampler): return self.path.with_name("telemetry.now.json")
 
 @patch
-def _write_now(self:Sampler):
+def _write_now(self:Sampler, now:dict):
     "What is under way, for a monitor in another process."
     temporary = self._now_file().with_suffix(".tmp")
-    try:
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(self.labels | dict(phase=self.phase)))
-        os.replace(temporary, self._now_file())
-    except OSError: pass
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(json.dumps(now))
+    os.replace(temporary, self._now_file())
 
 @patch
 def cost(self:Sampler) -> dict:
