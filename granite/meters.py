@@ -189,13 +189,17 @@ def _rail_watts(folder:Path, number:str, modern:bool):
     return None
 
 def _rails(i2c:Path) -> dict:
-    "Rail name -> function that reads its watts."
-    found = {}
-    for label in sorted([*i2c.rglob("in*_label"), *i2c.rglob("rail_name_*")]):
+    "Rail name -> function that reads its watts; from power sensors only, by the driver's name."
+    found,driver = {}, lambda folder: (folder/"name").read_text().strip() if (folder/"name").exists() else ""
+    labels = [p for pattern in ("*/hwmon/hwmon*/in*_label", "*/iio:device*/rail_name_*", "*/rail_name_*") for p in sorted(i2c.glob(pattern))]   # links, so no `**`
+    for label in labels:
         modern = label.name.endswith("_label")
+        if modern and driver(label.parent) != "ina3221": continue
         number = label.name[2:-6] if modern else label.name.removeprefix("rail_name_")
         name,watts = label.read_text().strip(), _rail_watts(label.parent, number, modern)
         if watts and name != "NC" and "sum of shunt" not in name: found[name] = watts
+    for folder in i2c.glob("*/hwmon/hwmon*"):
+        if driver(folder) == "ina238" and (watts := _rail_watts(folder, "1", True)): found["VIN"] = watts   # the board's input on Thor
     return found
 
 class JetsonMeter(Meter):

@@ -409,7 +409,7 @@ def energy_per_completed_task(
     return out.assign(completed=out.completed.fillna(0).astype(int), study_a_j_per_task=out.power_time_j/done, energy_j_per_task=out.energy_j/done,
         above_idle_j_per_task=(out.above_j/done).where(out.all_above.astype("boolean").fillna(False).astype(bool))).drop(columns=["power_time_j","energy_j","above_j","all_above"]).reset_index()
 
-# %% ../nbs/50_telemetry.ipynb #76fdbb86
+# %% ../nbs/50_telemetry.ipynb #c3295067
 resource_columns = ("key","gpu_utilisation_pct","gpu_memory_mib","gpu_temperature_c","gpu_throttled_share","server_cpu_cores","server_rss_mib",
                     "harness_cpu_cores","harness_rss_mib","system_cpu_cores","system_memory_mib","system_temperature_c")
 throttled = 0x4 | 0x8 | 0x20 | 0x40 | 0x80   # NVML's bits for power cap, hardware slowdown, thermal (two) and power brake
@@ -449,7 +449,7 @@ def resources_per_trial(
         rows.append(dict(key=key) | (_trial_resources(cache[boot], a, a+wall_s) if a == a else {}))
     return pd.DataFrame(rows, columns=list(resource_columns))
 
-# %% ../nbs/50_telemetry.ipynb #806d42ab
+# %% ../nbs/50_telemetry.ipynb #314731d2
 def plot_trial(
     telemetry:pd.DataFrame,     # as `read_telemetry` gives it
     trial:dict,                 # its trace, with model_calls and tool_calls
