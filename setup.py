@@ -14,6 +14,7 @@ setup(
     long_description_content_type="text/markdown",
     author=cfg["author"], author_email=cfg["author_email"], license="Apache-2.0", keywords=cfg["keywords"],
     url=cfg["git_url"], python_requires=">=" + cfg["min_python"],
+    classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research", "Natural Language :: English", "Programming Language :: Python :: 3.11"],
     packages=find_packages(include=["granite", "granite.*"]), include_package_data=True,
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},

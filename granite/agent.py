@@ -9,7 +9,7 @@ __all__ = ['SYSTEM_PROMPT', 'PROMPTED', 'Controls', 'BadCall', 'InfraError', 'Re
            'open_toolset', 'http_server', 'ModelAccess', 'classify', 'unrecovered', 'converse', 'run_trial', 'run_sync',
            'quiet', 'scripted', 'gold_replies', 'scripted_access']
 
-# %% ../nbs/23_agent.ipynb #18300f4c
+# %% ../nbs/23_agent.ipynb #8b5623ba
 import ast
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from .scenario import Scenario, load_scenarios
 from .server import INVALID_ARGUMENTS, STATE, build_server
 from .toolcall.parser import recover_calls
 
-# %% ../nbs/23_agent.ipynb #9104bb37
+# %% ../nbs/23_agent.ipynb #d3f60584
 SYSTEM_PROMPT = ("You carry out requests with the tools you are given. Look up what you do not know with a tool, "
                  "never invent an identifier or a value, and do exactly what is asked. "
                  "When everything is done, answer briefly with the facts that were asked for.")
@@ -58,7 +58,7 @@ class Controls(BaseModel):
     arguments: Literal["strict", "lenient"] = "strict" # lenient reads numbers and objects that came as text
     supervision: Literal["off", "validate", "repair"] = "off" # check calls before they reach the server; repair: one more try
 
-# %% ../nbs/23_agent.ipynb #d0aab55f
+# %% ../nbs/23_agent.ipynb #8fcd236a
 class BadCall(Exception):
     "Ends a trial when `on_bad_call` is `stop`."
 
@@ -88,7 +88,7 @@ class Recorder:
         self.tool_calls.append(ToolCall(index=len(self.tool_calls), model_call=len(self.model_calls) - 1, id=id or "", name=name, arguments=arguments,
                                         kind=kind, is_error=kind != "ok", result=result, start_s=start, latency_s=self.now() - start, rescued=rescued))
 
-# %% ../nbs/23_agent.ipynb #47f28fac
+# %% ../nbs/23_agent.ipynb #9f3c407a
 @dataclass
 class Reply:
     "One reply, read."
@@ -133,7 +133,7 @@ def read_reply(
         reply.calls.append({"id": id, "name": call.get("name") or "", "arguments": arguments or {}})
     return reply
 
-# %% ../nbs/23_agent.ipynb #5c20aedd
+# %% ../nbs/23_agent.ipynb #409003fb
 PROMPTED = """
 You have these tools, as JSON Schema:
 {tools}
@@ -161,7 +161,7 @@ def prompted_messages(
         else: merged.append(m)
     return merged
 
-# %% ../nbs/23_agent.ipynb #e9fa15c0
+# %% ../nbs/23_agent.ipynb #80f59663
 def plain_messages(messages, # as ADK made them
                   ) -> list[dict]: # with our system prompt in place of ADK's
     "Messages as plain data, content as text."
@@ -199,7 +199,7 @@ def make_client(
             start = recorder.now()
             recorder.enter("model")
             try: response = await (complete or super().acompletion)(model=model, messages=messages, tools=tools, **options)
-            except Exception as e:
+            except (Exception, asyncio.CancelledError) as e: # cancelled: the trial's time was up before the reply came
                 recorder.model_calls.append(ModelCall(index=len(recorder.model_calls), start_s=start, latency_s=recorder.now() - start, error=one_line(e) + retry_after(e)))
                 raise
             finally: recorder.enter("idle")
@@ -215,7 +215,7 @@ def retry_after(error: BaseException) -> str: # "; retry after 2 s", or nothing
     seconds = (getattr(getattr(error, "response", None), "headers", None) or {}).get("retry-after", "")
     return f"; retry after {float(seconds):g} s" if str(seconds).replace(".", "", 1).isdigit() else ""
 
-# %% ../nbs/23_agent.ipynb #1be26cc1
+# %% ../nbs/23_agent.ipynb #23dba9d9
 def note_reply(
     recorder: Recorder,
     response, # LiteLLM ModelResponse; changed in place
@@ -248,7 +248,7 @@ def hide_json(text: str | None) -> str | None:
     "Keep ADK from reading calls out of a text that is an answer: it looks for an opening brace."
     return text.replace("{", "｛") if text else text
 
-# %% ../nbs/23_agent.ipynb #ac0d5970
+# %% ../nbs/23_agent.ipynb #57a8664f
 def unwrap(
     result: dict, # MCP CallToolResult, dumped
 ) -> tuple[dict, str]: # what the model sees, and the text
@@ -300,7 +300,7 @@ def make_plugin(
     started: dict[str, float] = {}
     return Tracer(name="tracer")
 
-# %% ../nbs/23_agent.ipynb #8dfbb19d
+# %% ../nbs/23_agent.ipynb #01d23f91
 @contextlib.asynccontextmanager
 async def memory_streams(server):
     "The client's end of streams to a FastMCP server in this process."
@@ -336,7 +336,7 @@ def make_toolset(
     toolset._mcp_session_manager = OneSession(parameters, errlog=toolset._errlog)
     return toolset
 
-# %% ../nbs/23_agent.ipynb #a6c40301
+# %% ../nbs/23_agent.ipynb #53286b1c
 def server_argv(
     interface: Interface,
     controls: Controls,
@@ -388,7 +388,7 @@ def http_server(argv: list[str], limit: float):
         try: process.wait(5)
         except subprocess.TimeoutExpired: process.kill(); process.wait()
 
-# %% ../nbs/23_agent.ipynb #0efd76f3
+# %% ../nbs/23_agent.ipynb #e1746020
 @dataclass(frozen=True)
 class ModelAccess:
     "How to reach the model of a run."
@@ -422,7 +422,7 @@ def unrecovered(
     kinds = {"parse": "parse", "unknown_tool": "invalid_call", "schema_violation": "schema_violation", "operation_error": "runtime"}
     return Fault(kind=kinds[last.kind], message=last.result[:500]) if last and last.kind in kinds else None
 
-# %% ../nbs/23_agent.ipynb #bd18e548
+# %% ../nbs/23_agent.ipynb #5c567dc4
 async def converse(
     scenario: Scenario,
     access: ModelAccess,
@@ -481,7 +481,7 @@ async def run_trial(
                  request=scenario.user_prompt, model_calls=recorder.model_calls, tool_calls=recorder.tool_calls, answer=recorder.answer,
                  end_state=None if state is None else {"changed": state})
 
-# %% ../nbs/23_agent.ipynb #55251b84
+# %% ../nbs/23_agent.ipynb #2e99559e
 def run_sync(
     coroutine, # what to run
 ):
@@ -513,7 +513,7 @@ def quiet() -> None:
 
 quiet()
 
-# %% ../nbs/23_agent.ipynb #30e9f441
+# %% ../nbs/23_agent.ipynb #2c664832
 def scripted(
     replies: list[dict], # each {content, tool_calls: [(name, arguments)], finish_reason}; the last one repeats
 ):
