@@ -7,7 +7,7 @@ __all__ = ['CHECK_S', 'EMBEDDED', 'ONE_TOOL', 'BackendError', 'Problem', 'within
            'compare_prompts', 'ContextWatch', 'Backend', 'OpenAIBackend', 'EmbeddedBackend', 'OllamaBackend',
            'backend_for', 'models_table', 'pull']
 
-# %% ../nbs/22_backends.ipynb #2191a140
+# %% ../nbs/22_backends.ipynb #a4d7bea9
 import hashlib, json, os, threading, time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from . import models as _models
 
 if "LITELLM_LOCAL_MODEL_COST_MAP" not in os.environ: os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True" # else litellm's import waits for the network
 
-# %% ../nbs/22_backends.ipynb #64e63b8b
+# %% ../nbs/22_backends.ipynb #0225385b
 class BackendError(ModelError):
     "A model server that cannot be used: one line that says why and what to do"
 
@@ -33,7 +33,7 @@ class Problem:
     message: str # one line: what is wrong and what would help
     def __str__(self): return self.message
 
-# %% ../nbs/22_backends.ipynb #046adee7
+# %% ../nbs/22_backends.ipynb #e32fc429
 CHECK_S = 4.5 # seconds within which `check` answers
 EMBEDDED = "qwen2.5-coder-1.5b" # what to use where no server is
 
@@ -53,7 +53,7 @@ def within(
     if "result" not in box: raise TimeoutError(f"no answer within {seconds:g} s")
     return box["result"]
 
-# %% ../nbs/22_backends.ipynb #af3f8b78
+# %% ../nbs/22_backends.ipynb #0fcda57b
 @dataclass(frozen=True)
 class Preflight:
     "What one request with tools and one without showed"
@@ -77,7 +77,7 @@ ONE_TOOL = [{"type": "function", "function": {"name": "read_sensor", "descriptio
     "type": "object", "properties": {"sensor_id": {"type": "string", "description": "which sensor, e.g. SN005"}}, "required": ["sensor_id"]}}}]
 _ASK = [{"role": "user", "content": "What does sensor SN005 say?"}]
 
-# %% ../nbs/22_backends.ipynb #19e4d313
+# %% ../nbs/22_backends.ipynb #80f3193b
 def request_chars(
     messages: list[dict], # as sent
     tools: list[dict]|None # as sent
@@ -100,7 +100,7 @@ def compare_prompts(
     if full == bare: return Preflight(False, f"the chat template drops tools: {bare} prompt tokens with and without them", bare, full, chars, spent)
     return Preflight(True, f"tools reach the model: {full-bare} prompt tokens for {len(tools)}", bare, full, chars, spent)
 
-# %% ../nbs/22_backends.ipynb #3127e63a
+# %% ../nbs/22_backends.ipynb #914d8698
 @dataclass
 class ContextWatch:
     "Watches one conversation for a prompt that the server cut"
@@ -125,7 +125,7 @@ class ContextWatch:
         if not cut: self.chars_per_token, self.last_chars, self.last_tokens = chars/max(prompt_tokens, 1), chars, prompt_tokens
         return cut
 
-# %% ../nbs/22_backends.ipynb #ec4a2ae5
+# %% ../nbs/22_backends.ipynb #fe8c00de
 class Backend:
     "Serves one model: `with backend_for('qwen3') as b: b.litellm_kwargs()`"
     def __init__(self,
@@ -164,12 +164,12 @@ class Backend:
         known = {"chars_per_token": p.prompt_chars/p.prompt_tokens_with_tools} if p and p.tools_supported else {}
         return ContextWatch(self.context_tokens, **known)
 
-# %% ../nbs/22_backends.ipynb #d171d46d
+# %% ../nbs/22_backends.ipynb #75ac9129
 def _common(b: Backend, temperature, max_tokens, seed, timeout_s) -> dict:
     kwargs = dict(temperature=temperature, max_tokens=max_tokens, seed=b.seed if seed is None else seed, timeout=timeout_s, num_retries=0)
     return {k: v for k, v in kwargs.items() if v is not None}
 
-# %% ../nbs/22_backends.ipynb #011b2405
+# %% ../nbs/22_backends.ipynb #007ab4e7
 class OpenAIBackend(Backend):
     "vLLM, llama.cpp, LM Studio, a remote GPU host: whatever speaks /v1/chat/completions"
     @property
@@ -192,7 +192,8 @@ class OpenAIBackend(Backend):
         except ModelError as e: return Problem("refused", str(e))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
             return Problem("down", f"No server answers at {where} for {key}: start it, correct its URL, or use an embedded model: -p model {EMBEDDED}")
-        if r.status_code in (401, 403): return Problem("refused", f"The server at {where} refuses the key for {key}: set {self.model.api_key_env or 'GRANITE_OPENAI_API_KEY'}")
+        if r.status_code in (401, 403):
+            return Problem("refused", f"The server at {where} refuses the key for {key}: set {self.model.api_key_env or 'GRANITE_OPENAI_API_KEY'}")
         if r.status_code >= 500: return Problem("down", f"The server at {where} answers {r.status_code}: it may still be loading the model")
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             ids = [m["id"] for m in r.json()["data"]]
@@ -209,7 +210,7 @@ class OpenAIBackend(Backend):
         self._chat(None, timeout_s=600.)
         return round(time.perf_counter()-start, 3)
 
-# %% ../nbs/22_backends.ipynb #5b0d53f7
+# %% ../nbs/22_backends.ipynb #83687db8
 @patch
 def _chat(self: OpenAIBackend, tools, timeout_s=120.):
     import httpx
@@ -248,7 +249,7 @@ def facts(self: OpenAIBackend) -> dict:
     return dict(serve="openai", model=self.model.key, name=self.served_name, url=public_url(self.url), context_asked=self.context_asked,
         load_s=self.load_s, template_tools=self._preflight.tools_supported if self._preflight else None) | {k: v for k, v in said.items() if v}
 
-# %% ../nbs/22_backends.ipynb #6faff767
+# %% ../nbs/22_backends.ipynb #1577b461
 def _loopback_without_proxy():
     "A proxy in the environment must not come between us and our own loopback server"
     names = [v for v in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(v)]
@@ -289,7 +290,15 @@ class EmbeddedBackend(OpenAIBackend):
         "What the engine loaded, for the manifest"
         return self.engine.facts | {"context_asked": self.context_asked}
 
-# %% ../nbs/22_backends.ipynb #82e21d1a
+# %% ../nbs/22_backends.ipynb #a4df0337
+def _one_line(error): return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+def _ollama_errors():
+    "What the official client raises when a request fails"
+    import httpx
+    from ollama import ResponseError
+    return ResponseError, httpx.HTTPError, OSError
+
 def _tag(name): return (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()
 
 class OllamaBackend(Backend):
@@ -313,7 +322,8 @@ class OllamaBackend(Backend):
         except ModelError as e: return Problem("refused", str(e))
         except (ConnectionError, TimeoutError, OSError): found = "down"
         except Exception as e: found = "down" if "timeout" in type(e).__name__.lower() else f"odd: {' '.join(str(e).split())[:120]}"
-        if found == "down": return Problem("down", f"No Ollama server at {where}: start it with `ollama serve` and `ollama pull {tag}`, or use an embedded model: -p model {EMBEDDED}")
+        if found == "down":
+            return Problem("down", f"No Ollama server at {where}: start it with `ollama serve` and `ollama pull {tag}`, or use an embedded model: -p model {EMBEDDED}")
         if isinstance(found, str): return Problem("odd", f"What answers at {where} is not an Ollama server that can be used ({found[5:]}); OLLAMA_HOST names another")
         if found is None: return Problem("missing", f"Ollama at {where} does not have {tag}: granite models pull {self.model.key}, or `ollama pull {tag}`")
 
@@ -323,32 +333,40 @@ class OllamaBackend(Backend):
         self.load_s = self.warm_up()
         self.context_tokens = self._running().get("context_tokens") or self.context_asked
         return self
-    def _options(self): return {"num_ctx": self.context_asked, "temperature": 0, "num_predict": 1} | ({} if self.seed is None else {"seed": self.seed})
-    def _generate(self, **kw):
-        from ollama import ResponseError
-        try: return self._ask(lambda c: c.generate(model=self.model.name, prompt="", **kw), 600.)
-        except (ResponseError, ConnectionError, OSError) as e: raise BackendError(f"Ollama at {public_url(self.url)}: {' '.join(str(e).split())[:200]}") from None
-    def warm_up(self) -> float: # seconds
-        "Load the model with the context that the run will ask for"
-        start = time.perf_counter()
-        said = self._generate(keep_alive=self.keep_alive, options=self._options())
-        return round((said.load_duration or 0)/1e9 or time.perf_counter()-start, 3)
-    def unload(self):
-        "Make room for the next model"
-        with suppress(BackendError): self._generate(keep_alive=0)
-    stop = unload
 
-# %% ../nbs/22_backends.ipynb #60d90e3b
+# %% ../nbs/22_backends.ipynb #861d0284
+@patch
+def _options(self: OllamaBackend): return {"num_ctx": self.context_asked, "temperature": 0, "num_predict": 1} | ({} if self.seed is None else {"seed": self.seed})
+
+@patch
+def _generate(self: OllamaBackend, timeout_s=600., **kw):
+    try: return self._ask(lambda c: c.generate(model=self.model.name, prompt="", **kw), timeout_s)
+    except _ollama_errors() as e: raise BackendError(f"Ollama at {public_url(self.url)}: {_one_line(e)}") from None
+
+@patch
+def warm_up(self: OllamaBackend) -> float: # seconds
+    "Load the model with the context that the run will ask for"
+    start = time.perf_counter()
+    said = self._generate(keep_alive=self.keep_alive, options=self._options())
+    return round((said.load_duration or 0)/1e9 or time.perf_counter()-start, 3)
+
+@patch
+def unload(self: OllamaBackend):
+    "Make room for the next model"
+    with suppress(BackendError): self._generate(20., keep_alive=0)
+
+OllamaBackend.stop = OllamaBackend.unload
+
+# %% ../nbs/22_backends.ipynb #5404c44a
 @patch
 def _shown(self: OllamaBackend):
     return self._ask(lambda c: c.show(self.model.name))
 
 @patch
 def _prompt_tokens(self: OllamaBackend, tools):
-    from ollama import ResponseError
     request = dict(model=self.model.name, messages=_ASK, tools=tools, options=self._options(), keep_alive=self.keep_alive, think=self.model.think)
     try: return self._ask(lambda c: c.chat(**request), 300.).prompt_eval_count
-    except (ResponseError, ConnectionError, OSError) as e: raise BackendError(' '.join(str(e).split())[:200]) from None
+    except _ollama_errors() as e: raise BackendError(_one_line(e)) from None
 
 @patch
 def preflight(self: OllamaBackend, tools: list[dict]|None=None) -> Preflight:
@@ -373,7 +391,7 @@ def litellm_kwargs(self: OllamaBackend,
     return dict(model=f"ollama_chat/{self.model.name}", api_base=self.url, num_ctx=self.context_asked, keep_alive=self.keep_alive) | think | (
         {"api_key": key} if key else {}) | _common(self, temperature, max_tokens, seed, timeout_s) | more
 
-# %% ../nbs/22_backends.ipynb #f104c347
+# %% ../nbs/22_backends.ipynb #5e0c473d
 @patch
 def _running(self: OllamaBackend) -> dict:
     "What `ps` says about the loaded model"
@@ -399,7 +417,7 @@ def facts(self: OllamaBackend) -> dict:
         think=self.model.think, keep_alive=self.keep_alive, load_s=self.load_s,
         template_tools=self._preflight.tools_supported if self._preflight else None) | {k: v for k, v in said.items() if v is not None}
 
-# %% ../nbs/22_backends.ipynb #0c9e88da
+# %% ../nbs/22_backends.ipynb #a17670c5
 _KINDS = {"embedded": EmbeddedBackend, "openai": OpenAIBackend, "ollama": OllamaBackend}
 
 def backend_for(
@@ -413,7 +431,7 @@ def backend_for(
     m = model if isinstance(model, Model) else resolve(model, own)
     return _KINDS[m.serve](m, context_tokens, seed, **(options if m.serve == "embedded" else {}))
 
-# %% ../nbs/22_backends.ipynb #c5eabfc3
+# %% ../nbs/22_backends.ipynb #f57fb6b2
 def _ollama_has(tags) -> dict|None:
     "Tag -> capabilities, for those that the local Ollama has; None: no server"
     from ollama import Client
@@ -443,7 +461,7 @@ def models_table(
     there = _ollama_has(tags) if tags else None
     return [_row(m, there) for m in models]
 
-# %% ../nbs/22_backends.ipynb #79c2c029
+# %% ../nbs/22_backends.ipynb #92ff03d9
 def _pull_ollama(b: OllamaBackend, progress):
     from rich.progress import Progress
     problem = b.check()
@@ -462,10 +480,9 @@ def pull(
     own: str|None = None # a user's YAML file of models
 ) -> str: # one line: what is here now
     "Get a model, wherever it comes from; does nothing where it is here"
-    from ollama import ResponseError
     model = resolve(key, own)
     if model.serve == "embedded": return f"{model.key} is here: {_models.pull(model, progress).name}"
     if model.serve == "openai": raise BackendError(f"{model.key} is served elsewhere, at {public_url(model.base_url)}; there is nothing to pull")
     try: _pull_ollama(backend_for(model), progress)
-    except (ResponseError, ConnectionError, OSError) as e: raise BackendError(f"Ollama could not pull {model.name}: {' '.join(str(e).split())[:200]}") from None
+    except _ollama_errors() as e: raise BackendError(f"Ollama could not pull {model.name}: {_one_line(e)}") from None
     return f"{model.key} is here: Ollama has {model.name}"

@@ -5,18 +5,20 @@
 # %% auto #0
 __all__ = ['EngineError', 'usable_cores', 'Engine']
 
-# %% ../nbs/21_engine.ipynb #9c59f4c8
+# %% ../nbs/21_engine.ipynb #9f7dd1ae
 import hashlib, json, os, queue, shutil, socket, subprocess, sys, tempfile, threading, time, weakref
 from importlib.util import find_spec
 from pathlib import Path
 
+from fastcore.basics import patch
+
 from .models import Model, ModelError, file_digest, is_here, model_file, pull, resolve
 
-# %% ../nbs/21_engine.ipynb #295a7b45
+# %% ../nbs/21_engine.ipynb #4965f34f
 class EngineError(ModelError):
     "The embedded engine did not start, or is gone"
 
-# %% ../nbs/21_engine.ipynb #1e80e26b
+# %% ../nbs/21_engine.ipynb #745125ba
 def _watch_parent(
     parent: int # its process id
 ):
@@ -29,7 +31,7 @@ def _watch_parent(
         os._exit(0)
     for job in (adopted, closed): threading.Thread(target=job, daemon=True).start()
 
-# %% ../nbs/21_engine.ipynb #9f7293e8
+# %% ../nbs/21_engine.ipynb #3073bdc7
 def _serve(
     config: dict # as `Engine` sends it
 ) -> dict: # where it listens, how long loading took, what it is
@@ -57,10 +59,10 @@ def _child(config: dict):
     if "error" in facts: os._exit(1)
     threading.Event().wait()
 
-# %% ../nbs/21_engine.ipynb #7793401a
+# %% ../nbs/21_engine.ipynb #88dfe368
 if __name__ == "__main__" and globals().get("__spec__"): _child(json.loads(sys.argv[1]))
 
-# %% ../nbs/21_engine.ipynb #1dae75a8
+# %% ../nbs/21_engine.ipynb #06ab1e8d
 def _start_child(
     config: dict, # see `_serve`
     log # open file for the child's output
@@ -92,14 +94,14 @@ def _end(process: subprocess.Popen, folder: str, owner: int):
     process.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)
 
-# %% ../nbs/21_engine.ipynb #523c7d70
+# %% ../nbs/21_engine.ipynb #d80fda9b
 def usable_cores() -> int:
     "Cores that this process may use: physical ones, within its CPU affinity"
     import psutil
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
-# %% ../nbs/21_engine.ipynb #d06bbf38
+# %% ../nbs/21_engine.ipynb #4c73f0d0
 class Engine:
     "A model served by llama.cpp on loopback: `with Engine('smollm2-135m') as e: e.base_url`"
     def __init__(self,
@@ -123,7 +125,7 @@ class Engine:
     def __exit__(self, *error): self.stop()
     def __repr__(self): return f"Engine({self.model.key}, {self.url if self.alive else 'stopped'})"
 
-# %% ../nbs/21_engine.ipynb #cb00479b
+# %% ../nbs/21_engine.ipynb #c2a142f4
 def _model_of(name: str|Path) -> Model:
     "A registered model, or the file at a path"
     if not str(name).endswith(".gguf"): return resolve(str(name))
@@ -138,10 +140,7 @@ def _free_port(port: int):
         try: s.bind(("127.0.0.1", port))
         except OSError: raise EngineError(f"Port {port} is taken: leave it out to get a free one") from None
 
-# %% ../nbs/21_engine.ipynb #d7a8f3be
-from fastcore.basics import patch
-
-# %% ../nbs/21_engine.ipynb #aa84ca3b
+# %% ../nbs/21_engine.ipynb #1e4fde39
 @patch
 def start(self: Engine):
     "Load the model; returns when it answers"
@@ -158,6 +157,7 @@ def start(self: Engine):
     self.url = self._ready["url"]
     return self
 
+# %% ../nbs/21_engine.ipynb #80896c4f
 @patch
 def _hello(self: Engine, name) -> dict:
     "What the child says when the model is loaded"
@@ -179,6 +179,7 @@ def _running(self: Engine):
     how = "it was not started, or was stopped" if self._process is None else self._last_words()
     raise EngineError(f"The engine for {self.model.key} is not running: {how}")
 
+# %% ../nbs/21_engine.ipynb #29156cae
 @patch
 def stop(self: Engine):
     "End the child; harmless when it is gone"
@@ -196,7 +197,7 @@ def base_url(self: Engine) -> str:
     self._running()
     return f"{self.url}/v1"
 
-# %% ../nbs/21_engine.ipynb #2dbf77b4
+# %% ../nbs/21_engine.ipynb #95c4e8e1
 @patch
 def _call(self: Engine, path, body=None, timeout_s=60.):
     import httpx
@@ -228,7 +229,7 @@ def prompt(self: Engine,
     "The text that the model's chat template makes of a request"
     return self._call("/apply-template", {"messages": messages} | ({"tools": tools} if tools else {}))["prompt"]
 
-# %% ../nbs/21_engine.ipynb #f5058dda
+# %% ../nbs/21_engine.ipynb #69bb7643
 @patch
 def slot(self: Engine,
     action: str, # save | restore | erase
@@ -238,7 +239,7 @@ def slot(self: Engine,
     "Save, restore or erase what the server remembers of a conversation"
     return self._call(f"/slots/{number}?action={action}", {} if action == "erase" else {"filename": name})
 
-# %% ../nbs/21_engine.ipynb #fe0a766c
+# %% ../nbs/21_engine.ipynb #54c15745
 _PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "Say that a tool is there.",
     "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}}}
 

