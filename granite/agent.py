@@ -9,7 +9,7 @@ __all__ = ['SYSTEM_PROMPT', 'PROMPTED', 'Controls', 'BadCall', 'InfraError', 'Re
            'open_toolset', 'http_server', 'ModelAccess', 'classify', 'unrecovered', 'converse', 'run_trial', 'run_sync',
            'quiet', 'scripted', 'gold_replies', 'scripted_access']
 
-# %% ../nbs/23_agent.ipynb #8b5623ba
+# %% ../nbs/23_agent.ipynb #e02f7a9f
 import ast
 import asyncio
 import contextlib
@@ -28,13 +28,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .level import Interface
+from .level import INVALID_ARGUMENTS, STATE, Interface
 from .records import Fault, ModelCall, ToolCall, Trial
 from .scenario import Scenario, load_scenarios
-from .server import INVALID_ARGUMENTS, STATE, build_server
 from .toolcall.parser import recover_calls
 
-# %% ../nbs/23_agent.ipynb #d3f60584
+# %% ../nbs/23_agent.ipynb #35f355c5
 SYSTEM_PROMPT = ("You carry out requests with the tools you are given. Look up what you do not know with a tool, "
                  "never invent an identifier or a value, and do exactly what is asked. "
                  "When everything is done, answer briefly with the facts that were asked for.")
@@ -58,7 +57,7 @@ class Controls(BaseModel):
     arguments: Literal["strict", "lenient"] = "strict" # lenient reads numbers and objects that came as text
     supervision: Literal["off", "validate", "repair"] = "off" # check calls before they reach the server; repair: one more try
 
-# %% ../nbs/23_agent.ipynb #8fcd236a
+# %% ../nbs/23_agent.ipynb #83bef888
 class BadCall(Exception):
     "Ends a trial when `on_bad_call` is `stop`."
 
@@ -88,7 +87,7 @@ class Recorder:
         self.tool_calls.append(ToolCall(index=len(self.tool_calls), model_call=len(self.model_calls) - 1, id=id or "", name=name, arguments=arguments,
                                         kind=kind, is_error=kind != "ok", result=result, start_s=start, latency_s=self.now() - start, rescued=rescued))
 
-# %% ../nbs/23_agent.ipynb #9f3c407a
+# %% ../nbs/23_agent.ipynb #45a8d33e
 @dataclass
 class Reply:
     "One reply, read."
@@ -133,7 +132,7 @@ def read_reply(
         reply.calls.append({"id": id, "name": call.get("name") or "", "arguments": arguments or {}})
     return reply
 
-# %% ../nbs/23_agent.ipynb #409003fb
+# %% ../nbs/23_agent.ipynb #c731cb2f
 PROMPTED = """
 You have these tools, as JSON Schema:
 {tools}
@@ -161,7 +160,7 @@ def prompted_messages(
         else: merged.append(m)
     return merged
 
-# %% ../nbs/23_agent.ipynb #80f59663
+# %% ../nbs/23_agent.ipynb #f5a79507
 def plain_messages(messages, # as ADK made them
                   ) -> list[dict]: # with our system prompt in place of ADK's
     "Messages as plain data, content as text."
@@ -215,7 +214,7 @@ def retry_after(error: BaseException) -> str: # "; retry after 2 s", or nothing
     seconds = (getattr(getattr(error, "response", None), "headers", None) or {}).get("retry-after", "")
     return f"; retry after {float(seconds):g} s" if str(seconds).replace(".", "", 1).isdigit() else ""
 
-# %% ../nbs/23_agent.ipynb #23dba9d9
+# %% ../nbs/23_agent.ipynb #3f2fd62d
 def note_reply(
     recorder: Recorder,
     response, # LiteLLM ModelResponse; changed in place
@@ -248,7 +247,7 @@ def hide_json(text: str | None) -> str | None:
     "Keep ADK from reading calls out of a text that is an answer: it looks for an opening brace."
     return text.replace("{", "｛") if text else text
 
-# %% ../nbs/23_agent.ipynb #57a8664f
+# %% ../nbs/23_agent.ipynb #c1fe26ef
 def unwrap(
     result: dict, # MCP CallToolResult, dumped
 ) -> tuple[dict, str]: # what the model sees, and the text
@@ -300,7 +299,7 @@ def make_plugin(
     started: dict[str, float] = {}
     return Tracer(name="tracer")
 
-# %% ../nbs/23_agent.ipynb #01d23f91
+# %% ../nbs/23_agent.ipynb #3c667be9
 @contextlib.asynccontextmanager
 async def memory_streams(server):
     "The client's end of streams to a FastMCP server in this process."
@@ -336,7 +335,7 @@ def make_toolset(
     toolset._mcp_session_manager = OneSession(parameters, errlog=toolset._errlog)
     return toolset
 
-# %% ../nbs/23_agent.ipynb #53286b1c
+# %% ../nbs/23_agent.ipynb #6193315b
 def server_argv(
     interface: Interface,
     controls: Controls,
@@ -355,6 +354,7 @@ async def open_toolset(
     "A toolset on a fresh server, for one trial. Raises InfraError if the server does not start."
     from google.adk.tools.mcp_tool.mcp_session_manager import StdioConnectionParams, StreamableHTTPConnectionParams
     from mcp import StdioServerParameters
+    from granite.server import build_server
     limit = controls.tool_timeout_seconds
     async with contextlib.AsyncExitStack() as stack:
         if controls.transport == "http":
@@ -388,7 +388,7 @@ def http_server(argv: list[str], limit: float):
         try: process.wait(5)
         except subprocess.TimeoutExpired: process.kill(); process.wait()
 
-# %% ../nbs/23_agent.ipynb #e1746020
+# %% ../nbs/23_agent.ipynb #94329d4b
 @dataclass(frozen=True)
 class ModelAccess:
     "How to reach the model of a run."
@@ -422,7 +422,7 @@ def unrecovered(
     kinds = {"parse": "parse", "unknown_tool": "invalid_call", "schema_violation": "schema_violation", "operation_error": "runtime"}
     return Fault(kind=kinds[last.kind], message=last.result[:500]) if last and last.kind in kinds else None
 
-# %% ../nbs/23_agent.ipynb #5c567dc4
+# %% ../nbs/23_agent.ipynb #d2f3c994
 async def converse(
     scenario: Scenario,
     access: ModelAccess,
@@ -481,7 +481,7 @@ async def run_trial(
                  request=scenario.user_prompt, model_calls=recorder.model_calls, tool_calls=recorder.tool_calls, answer=recorder.answer,
                  end_state=None if state is None else {"changed": state})
 
-# %% ../nbs/23_agent.ipynb #2e99559e
+# %% ../nbs/23_agent.ipynb #d7f3581b
 def run_sync(
     coroutine, # what to run
 ):
@@ -513,7 +513,7 @@ def quiet() -> None:
 
 quiet()
 
-# %% ../nbs/23_agent.ipynb #2c664832
+# %% ../nbs/23_agent.ipynb #2ee8a08b
 def scripted(
     replies: list[dict], # each {content, tool_calls: [(name, arguments)], finish_reason}; the last one repeats
 ):
