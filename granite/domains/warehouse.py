@@ -11,7 +11,7 @@ __all__ = ['ZoneName', 'LOW_BATTERY', 'VARIANCE', 'NOW', 'ITEMS', 'BINS', 'STOCK
            'pick_orders', 'replenish_item', 'put_away_stock', 'assign_tasks', 'hold_batch', 'find_stock',
            'compare_cover', 'check_stock']
 
-# %% ../../nbs/13_warehouse.ipynb #7a101c52
+# %% ../../nbs/13_warehouse.ipynb #53ab7cee
 from datetime import datetime
 from typing import Annotated, Literal, TypedDict
 
@@ -20,7 +20,7 @@ from annotated_types import Interval
 from ..domain import Domain, read, write
 from ..store import OperationError, Store
 
-# %% ../../nbs/13_warehouse.ipynb #34f197ff
+# %% ../../nbs/13_warehouse.ipynb #bcbb4e3f
 ZoneName = Literal["ambient", "chilled", "hazmat"]
 
 LOW_BATTERY = 20 # percent; a vehicle at or below it goes to the charger
@@ -30,7 +30,7 @@ class Pick(TypedDict):
     stock_id: Annotated[str, "The stock record, e.g. ST004."]
     cases: Annotated[int, "How many cases to take.", Interval(ge=1, le=500)]
 
-# %% ../../nbs/13_warehouse.ipynb #5ed6db77
+# %% ../../nbs/13_warehouse.ipynb #750ddbd3
 NOW = datetime(2026, 11, 4, 9, 15)
 
 ITEMS = [ # id, name, zone, hazard class, kg of a case, pick bin, cases picked on the last ten days, newest last
@@ -68,7 +68,7 @@ STOCK = [ # id, item, batch, bin, cases, expiry, status, day of the last count
     ("ST027", "IT110", "D31", "H-02-1", 26, None, "available", "2026-10-14"), ("ST028", "IT110", "D33", "H-02-2", 48, None, "available", "2026-09-29"), ("ST029", "IT111", "F07", "H-03-1", 35, None, "available", "2026-10-22"),
 ]
 
-# %% ../../nbs/13_warehouse.ipynb #e1f55661
+# %% ../../nbs/13_warehouse.ipynb #e1f277be
 ORDERS = [ # id, customer, dock, cut-off, lines of item, cases and cases picked
     ("SO501", "Corner Market", 1, "10:30", [("IT101", 12, 0), ("IT103", 9, 0)]), ("SO502", "Bistro Aurora", 2, "10:00", [("IT108", 30, 0), ("IT107", 15, 0)]),
     ("SO503", "Hotel Miramar", 2, "11:15", [("IT108", 5, 0), ("IT103", 8, 0)]), ("SO504", "Marina Paints", 3, "11:00", [("IT109", 10, 0), ("IT110", 6, 6)]),
@@ -98,7 +98,7 @@ def seed() -> Store:
     store.add("tasks", *({"id": i, "item_id": it, "cases": n, "kg": round(n * weight[it], 1), "from": a, "to": b, "level": max(level_of(a), level_of(b)), "vehicle_id": v, "status": s} for i, it, n, a, b, v, s in TASKS))
     return store
 
-# %% ../../nbs/13_warehouse.ipynb #57ff342b
+# %% ../../nbs/13_warehouse.ipynb #71c08d13
 ItemId = Annotated[str, "The item, e.g. IT103."]
 StockId = Annotated[str, "The stock record, e.g. ST004."]
 OrderId = Annotated[str, "The order, e.g. SO503."]
@@ -123,7 +123,7 @@ def find_items(store: Store, text: str, argument: str) -> list[dict]:
     if not found: raise OperationError(f"{argument}: no item has {text!r} in its name; expected part of a name, e.g. butter")
     return found
 
-# %% ../../nbs/13_warehouse.ipynb #e812177a
+# %% ../../nbs/13_warehouse.ipynb #40f78751
 @read
 def search_items(store: Store, text: Annotated[str, "Part of the item's name, e.g. butter."]) -> dict:
     "Search items by name."
@@ -157,7 +157,7 @@ def measure_demand(store: Store, item_id: ItemId, days: Days = 7) -> dict:
     mean, here = sum(item["demand"][-days:]) / days, on_hand(store, item_id)
     return {"id": item_id, "name": item["name"], "days": days, "mean_per_day": round(mean, 2), "on_hand": here, "days_of_cover": round(here / mean, 1)}
 
-# %% ../../nbs/13_warehouse.ipynb #0f7ad3a1
+# %% ../../nbs/13_warehouse.ipynb #b6bd5798
 def take(store: Store, stock: dict, cases: int, argument: str) -> None:
     "Take cases off a stock record; an empty one disappears."
     if cases > stock["cases"]: raise OperationError(f"{argument}: {cases} cases are more than {stock['id']} has on hand; expected at most {stock['cases']}")
@@ -179,6 +179,7 @@ def pick_stock(store: Store, order_id: OrderId, picks: Annotated[list[Pick], "Wh
     if all(line["picked"] == line["cases"] for line in order["lines"]): order["status"] = "picked"
     return order_view(store, order)
 
+# %% ../../nbs/13_warehouse.ipynb #7b5f19db
 def check_bin(store: Store, stock: dict, target: dict, cases: int) -> None:
     "Refuse a bin that the goods may not lie in."
     item = store.records["items"][stock["item_id"]]
@@ -206,7 +207,7 @@ def move_stock(store: Store, stock_id: StockId, bin_id: BinId, cases: Cases = No
         stock = same[0]
     return stock_view(store, stock)
 
-# %% ../../nbs/13_warehouse.ipynb #ce979b25
+# %% ../../nbs/13_warehouse.ipynb #082bdb05
 @write
 def adjust_stock(store: Store, stock_id: StockId, status: Annotated[Literal["available", "hold"], "Whether the stock may be picked."] = None,
                  counted_cases: Annotated[int, "Cases that a cycle count found.", Interval(ge=1, le=500)] = None,
@@ -237,7 +238,7 @@ def assign_task(store: Store, task_id: Annotated[str, "The transport task, e.g. 
     task["vehicle_id"], task["status"] = vehicle_id, "assigned"
     return task_view(store, task)
 
-# %% ../../nbs/13_warehouse.ipynb #95470db4
+# %% ../../nbs/13_warehouse.ipynb #e4ef5208
 class Assignment(TypedDict):
     task_id: Annotated[str, "The transport task, e.g. TK04."]
     vehicle_id: Annotated[str, "The vehicle, e.g. FK01."]
@@ -262,6 +263,7 @@ def pick_orders(store: Store, order_ids: Annotated[list[str], "The orders, e.g. 
         pick_stock(store, order["id"], picks)
     return {"orders": [order_view(store, store.records["orders"][i]) for i in order_ids]}
 
+# %% ../../nbs/13_warehouse.ipynb #157af152
 @write
 def replenish_item(store: Store, item_id: ItemId, cases: Cases) -> dict:
     "Move cases of one item from reserve into its pick bin, earliest expiry first."
@@ -284,7 +286,7 @@ def put_away_stock(store: Store, stock_id: StockId) -> dict:
     if not fits: raise OperationError(f"stock_id: no reserve bin in the {item['zone']} zone may take {stock_id}; expected another stock record")
     return move_stock(store, stock_id, max(fits, key=lambda b: free_kg(store, b)))
 
-# %% ../../nbs/13_warehouse.ipynb #4e0bcd4d
+# %% ../../nbs/13_warehouse.ipynb #9eff54bc
 @write
 def assign_tasks(store: Store, assignments: Annotated[list[Assignment], "The tasks, each with its vehicle."]) -> dict:
     "Assign several waiting transport tasks to vehicles."
@@ -313,7 +315,7 @@ def check_stock(store: Store) -> dict:
     wrong = lambda s: store.records["bins"][s["bin_id"]]["zone"] != store.records["items"][s["item_id"]]["zone"]
     return {"stock": [stock_view(store, s) for s in store.all("stock") if status_of(store, s) != "available" or wrong(s)]}
 
-# %% ../../nbs/13_warehouse.ipynb #e200ddc4
+# %% ../../nbs/13_warehouse.ipynb #350d415c
 primitives = [search_items, show_stock, list_bins, list_orders, list_transport, measure_demand, pick_stock, move_stock, adjust_stock, assign_task]
 
 domain = Domain(
