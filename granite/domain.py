@@ -6,7 +6,7 @@
 __all__ = ['PLAIN_TYPES', 'TASK_CLASSES', 'read', 'write', 'json_schema', 'ArgumentError', 'Operation', 'closed', 'expected',
            'explain', 'coerce', 'Domain', 'domain_names', 'object_from_file', 'load_domain']
 
-# %% ../nbs/01_domain.ipynb #bb41f1a1
+# %% ../nbs/01_domain.ipynb #1b339688
 import importlib
 import importlib.util
 import inspect
@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Required, get_args, get_origin, get_type_hints, is_typeddict
 
 from annotated_types import Interval
-from jsonschema import Draft202012Validator
 
 from .store import OperationError, Store, plain
 
-# %% ../nbs/01_domain.ipynb #9dee388d
+# %% ../nbs/01_domain.ipynb #d1dff48a
 def read(
     function: Callable, # (store, ...) -> dict
 ) -> Callable: # the same function
@@ -38,7 +37,7 @@ def write(
     function.effect = "write"
     return function
 
-# %% ../nbs/01_domain.ipynb #b183a8a5
+# %% ../nbs/01_domain.ipynb #ecadeb97
 PLAIN_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 def json_schema(
@@ -62,7 +61,7 @@ def json_schema(
         return {"type": "object", "properties": {n: json_schema(t) for n, t in fields.items()}} | ({"required": needed} if needed else {})
     raise TypeError(f"no plain JSON Schema for {annotation!r}; use str, int, float, bool, Literal, list or TypedDict")
 
-# %% ../nbs/01_domain.ipynb #bfaab6c4
+# %% ../nbs/01_domain.ipynb #c2934726
 class ArgumentError(OperationError):
     "Arguments that do not fit the schema of an operation."
 
@@ -89,7 +88,10 @@ class Operation:
         return {"type": "object", "properties": properties, "required": [p.name for p in parameters if p.default is p.empty]}
 
     @cached_property
-    def validator(self) -> Draft202012Validator: return Draft202012Validator(closed(self.schema))
+    def validator(self):
+        "Of the arguments. jsonschema is imported late: its format checkers take a second to load."
+        from jsonschema import Draft202012Validator
+        return Draft202012Validator(closed(self.schema))
 
     def check(self, arguments: dict, # what the agent gave, without `action`
              ) -> None:
@@ -108,7 +110,7 @@ class Operation:
             if before is not None: store.records = before
             raise
 
-# %% ../nbs/01_domain.ipynb #1be1c107
+# %% ../nbs/01_domain.ipynb #6ee68631
 def closed(
     schema: dict, # JSON Schema
 ) -> dict: # the same, with no further properties allowed in any object
@@ -145,7 +147,7 @@ def explain(
         return f"{path}.{missing}: missing; expected {expected(error.schema['properties'][missing])}"
     return f"{path}: expected {expected(error.schema)}, got {json.dumps(error.instance, ensure_ascii=False)}"
 
-# %% ../nbs/01_domain.ipynb #1e0b36a0
+# %% ../nbs/01_domain.ipynb #b1c4ee96
 def coerce(
     value, # what the agent gave
     schema: dict, # what is expected there
@@ -160,7 +162,7 @@ def coerce(
     if isinstance(value, list): return [coerce(v, schema.get("items", {})) for v in value]
     return value
 
-# %% ../nbs/01_domain.ipynb #466a6e43
+# %% ../nbs/01_domain.ipynb #e9019b75
 TASK_CLASSES = ("status", "action", "configuration", "analysis")
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +207,7 @@ class Domain:
                          for op in self.operations.values())
         return f"**{self.title}** ({self.area})\n\n| operation | | sentence | required | optional |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/01_domain.ipynb #6d61961b
+# %% ../nbs/01_domain.ipynb #bea9b5e4
 def domain_names() -> list[str]: # in alphabetical order
     "The domains that come with the package."
     try: package = importlib.import_module("granite.domains")
