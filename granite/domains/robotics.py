@@ -11,7 +11,7 @@ __all__ = ['CellName', 'ToolKind', 'SAFE_SPEED_MM_S', 'HOT_MOTOR_C', 'RETEACH_MM
            'load_program', 'set_zone', 'changeover_robot', 'park_robots', 'review_cell', 'compare_joints',
            'review_wear', 'check_safety']
 
-# %% ../../nbs/12_robotics.ipynb #e7681153
+# %% ../../nbs/12_robotics.ipynb #e31661f2
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Required, TypedDict
 
@@ -20,7 +20,7 @@ from annotated_types import Interval
 from ..domain import Domain, read, write
 from ..store import OperationError, Store
 
-# %% ../../nbs/12_robotics.ipynb #b9dd2cdb
+# %% ../../nbs/12_robotics.ipynb #a99ed8db
 CellName = Literal["welding", "gluing", "press", "palletizing", "assembly"]
 ToolKind = Literal["weld_gun", "nozzle", "gripper", "vacuum", "screwdriver"]
 
@@ -33,7 +33,7 @@ class Correction(TypedDict, total=False):
     offset_z_mm: Annotated[float, "Height in mm against the taught position, negative is lower."]
     speed_mm_s: Annotated[int, "Speed to the point in mm/s.", Interval(ge=20, le=2000)]
 
-# %% ../../nbs/12_robotics.ipynb #dfc9eabe
+# %% ../../nbs/12_robotics.ipynb #7713e4c7
 NOW = datetime(2026, 5, 20, 5, 40)
 
 ROBOTS = [ # id, name, model, cell, rated payload in kg, state, position, speed in percent, program, tool
@@ -71,7 +71,7 @@ PROGRAMS = [ # id, robot, name, kind of tool, part in kg, speeds to the points i
     ("PG019", "RB009", "door seal", "gripper", 1.4, [250, 150, 220]), ("PG020", "RB009", "cable plugs", "gripper", 0.2, [240, 130, 200]),
 ]
 
-# %% ../../nbs/12_robotics.ipynb #fe4e3db6
+# %% ../../nbs/12_robotics.ipynb #9698c6c1
 ZONES = [ # id, cell, guard, place, robots, person inside, muted, speed limit in mm/s
     ("SZ001", "welding", "gate", "north", ["RB001", "RB002"], False, False, 2000), ("SZ002", "welding", "light curtain", "infeed", ["RB001", "RB002"], False, False, 1200),
     ("SZ003", "gluing", "gate", "door", ["RB003"], True, False, 250), ("SZ004", "gluing", "light curtain", "infeed", ["RB003"], False, False, 1000),
@@ -109,7 +109,7 @@ def seed() -> Store:
     store.add("joints", *({"id": f"{r}-J{j}"} | telemetry(n, j, *MOTORS[r]) for n, r in enumerate(MOTORS, 1) for j in range(1, 7)))
     return store
 
-# %% ../../nbs/12_robotics.ipynb #3ba38e64
+# %% ../../nbs/12_robotics.ipynb #7f6dea44
 Cell = Annotated[CellName, "The cell."]
 RobotId = Annotated[str, "The robot, e.g. RB004."]
 RobotIds = Annotated[list[str], "The robots, e.g. RB004."]
@@ -137,7 +137,7 @@ def joint_view(store, robot, joint, signal, hours):
     return {"id": robot["id"], "name": robot["name"], "joint": joint, "signal": signal, "hours": hours, "mean": round(sum(values) / len(values), 2),
             "highest": max(values), "latest": values[-1], "unit": {"temperature": "C", "torque": "% of rated"}[signal]}
 
-# %% ../../nbs/12_robotics.ipynb #4cb24763
+# %% ../../nbs/12_robotics.ipynb #f6d7fcb7
 @read
 def show_cell(store: Store, cell: Cell) -> dict:
     "Show the robots of one cell and what its safety zones see."
@@ -158,7 +158,7 @@ def measure_joint(store: Store, robot_id: RobotId, joint: Joint, signal: Signal,
     "Give mean and highest value of a signal of one joint over the last hours."
     return joint_view(store, store.get("robots", robot_id, "robot_id"), joint, signal, hours)
 
-# %% ../../nbs/12_robotics.ipynb #ae7b7ccf
+# %% ../../nbs/12_robotics.ipynb #213d51d4
 def check_clear(store: Store, robot: dict) -> None:
     "Refuse to move towards a person."
     for zone in store.all("zones", person=True):
@@ -188,7 +188,7 @@ def check_start(store: Store, robot: dict) -> None:
     if tool["cycles"] >= tool["life_cycles"]: raise OperationError(f"robot_id: tool {tool['id']} of {robot['id']} is worn out; expected another tool")
     check_fit(store, robot, tool, store.records["programs"][robot["program_id"]], "robot_id")
 
-# %% ../../nbs/12_robotics.ipynb #3c10b417
+# %% ../../nbs/12_robotics.ipynb #9e2d7c3e
 @write
 def command_robot(store: Store, robot_id: RobotId, command: Annotated[Literal["start", "stop", "home", "reset"], "Start the program, stop, move to the home position, or reset the faults."]) -> dict:
     "Start, stop, send home or reset one robot."
@@ -207,7 +207,7 @@ def command_robot(store: Store, robot_id: RobotId, command: Annotated[Literal["s
         robot["state"], robot["position"] = "running", "in cycle"
     return robot_view(store, robot)
 
-# %% ../../nbs/12_robotics.ipynb #a7f3de22
+# %% ../../nbs/12_robotics.ipynb #e4c465da
 @write
 def change_tool(store: Store, robot_id: RobotId, tool_id: ToolId) -> dict:
     "Mount another tool on one robot and put the old one into the rack."
@@ -248,7 +248,7 @@ def set_zone(store: Store, zone_id: Annotated[str, "The safety zone, e.g. SZ006.
     if speed_limit_mm_s is not None: zone["speed_limit_mm_s"] = speed_limit_mm_s
     return zone_view(zone)
 
-# %% ../../nbs/12_robotics.ipynb #3a61561d
+# %% ../../nbs/12_robotics.ipynb #baa92aac
 @write
 def changeover_robot(store: Store, robot_id: RobotId, tool_id: ToolId = None, program_id: ProgramId = None, speed_percent: Speed = None, corrections: Corrections = None) -> dict:
     "Reset and stop one robot, send it home, change its tool or load a program, and start it again."
@@ -286,7 +286,7 @@ def check_safety(store: Store) -> dict:
     robots = [robot_view(store, r) for r in store.all("robots")]
     return {"zones": [zone_view(z) for z in store.all("zones") if z["person"] or z["muted"]], "robots": [{k: r[k] for k in ("id", "name", "state", "faults")} for r in robots if r["faults"]]}
 
-# %% ../../nbs/12_robotics.ipynb #4d8affd8
+# %% ../../nbs/12_robotics.ipynb #de90d6bc
 primitives = [show_cell, inspect_robot, list_tools, measure_joint, command_robot, change_tool, load_program, set_zone]
 
 domain = Domain(
