@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from .generate import DECODINGS, Condition, EmbeddedModel, GenerateError, TransformersModel, ask_text, energy_source, host_facts
+from .generate import DECODINGS, Condition, GenerateError, ask_text, energy_source, host_facts, load_model
 from .prompts import TOOLS, load_prompts
 
 # %% ../../nbs/toolcall/05_probe.ipynb #c006
@@ -57,11 +57,9 @@ def measure(
             "decode_per_s": spread([per_second(r.completion_tokens - 1, r.decode_ms) for r in replies if r.completion_tokens > 1]),
             "energy_j": used, "energy_source": source}
 
-def probe_here(model:str, backend="llama.cpp", threads=None, generations=5, caps=((("raw", 50)), ("chat", -1)))->dict:
+def probe_here(model:str, backend="llama.cpp", threads=None, generations=5, caps=(("raw", 50), ("chat", -1)))->dict:
     "Load a model, measure it, say what machine this is"
-    backends = {"llama.cpp": lambda: EmbeddedModel(model, threads=threads, context_tokens=1024), "transformers": lambda: TransformersModel(model, threads=threads)}
-    if backend not in backends: raise GenerateError(f"backend: expected one of {', '.join(backends)}, got {backend!r}")
-    with backends[backend]() as m:
+    with load_model(model, backend, threads, **({"context_tokens": 1024} if backend == "llama.cpp" else {})) as m:
         pid = m.engine._process.pid if backend == "llama.cpp" else os.getpid()
         loaded, facts = memory_mib(pid), m.facts
         measured = [measure(m, template, cap, generations) for template, cap in caps if template == "raw" or facts["chat_example"]]

@@ -110,9 +110,9 @@ def check_prompts(
         found += [f"{tool}: {sizes.get(tool, 0)} prompts, expected 20" for tool in TOOLS if sizes.get(tool, 0) != 20]
         found += [f"{row.id}: does not name its tool" for row in frame.itertuples() if row.tool not in row.prompt]
         found += [f"{i}: another prompt expects the same" for i in frame.id[frame.expected.map(json.dumps).duplicated()]]
-        order = sorted(frame.id); random.Random(42).shuffle(order)
-        if list(frame.id) != order: found.append("the order is not the shuffle with seed 42")
     else: found += [f"{kind}: {n} prompts, expected 20" for kind, n in frame.kind.value_counts().items() if n != 20]
+    order = sorted(frame.id); random.Random(42).shuffle(order)
+    if list(frame.id) != order: found.append("the order is not the shuffle with seed 42")
     return found
 
 # %% ../../nbs/toolcall/00_prompts.ipynb #c021
