@@ -16,6 +16,7 @@ setup(
     url=cfg["git_url"], python_requires=">=" + cfg["min_python"],
     classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research", "Natural Language :: English", "Programming Language :: Python :: 3.11"],
     packages=find_packages(include=["granite", "granite.*"]), include_package_data=True,
+    data_files=[("share/granite/published", sorted(map(str, Path("nbs/published").iterdir())))],
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": ["granite=granite._modidx:d"]},
