@@ -8,7 +8,7 @@ __all__ = ['quantities', 'columns', 'texts', 'phases', 'energy_columns', 'resour
            'energy_per_completed_task', 'resources_per_trial', 'plot_trial']
 
 # %% ../nbs/50_telemetry.ipynb #c01a4fdb
-import json, os, threading, time
+import json, os, threading, time, warnings
 from pathlib import Path
 import numpy as np, pandas as pd
 from fastcore.basics import patch
@@ -18,37 +18,44 @@ from .meters import Meter, MeterGone, discover_meters, describe_meters
 class Signal:
     "A piecewise linear quantity over time, with gaps where samples stand too far apart."
     def __init__(self,
-        t:np.ndarray,          # sample times in seconds, ascending
-        start:np.ndarray,      # value at the start of each interval
-        end:np.ndarray,        # value at the end of each interval
-        known:np.ndarray):     # is the interval no gap?
+        t:np.ndarray,            # sample times in seconds, ascending
+        start:np.ndarray,        # value at the start of each interval
+        end:np.ndarray,          # value at the end of each interval
+        whole:np.ndarray,        # may the interval be used as a whole?
+        part:np.ndarray):        # may a part of it be used?
         h = np.diff(t)
-        self.t,self.start,self.end,self.known = t, np.where(known, start, 0.), np.where(known, end, 0.), known
+        self.t,self.start,self.end,self.part = t, np.where(whole, start, 0.), np.where(whole, end, 0.), part
         self.area = np.r_[0., np.cumsum(h*(self.start+self.end)/2)]
-        self.seconds = np.r_[0., np.cumsum(h*known)]
+        self.seconds = np.r_[0., np.cumsum(h*whole)]
     @classmethod
     def of_samples(cls,
-        t, values,             # times in seconds and the quantity there
-        gap:float):            # longest interval in seconds that is no gap
-        return cls(t, values[:-1], values[1:], np.diff(t) <= gap)
+        t, values,               # times in seconds and the quantity there
+        gap:float):              # longest interval in seconds that is no gap
+        near = np.diff(t) <= gap
+        return cls(t, values[:-1], values[1:], near, near)
     @classmethod
     def of_counter(cls,
-        t, total,              # times in seconds and the counter there
-        gap:float):            # longest interval in seconds that is no gap
+        t, total,                # times in seconds and the counter there
+        gap:float):              # longest interval in seconds of which a part may be used
         h,step = np.diff(t), np.diff(total)
-        rate = step/np.maximum(h, 1e-9)
-        return cls(t, rate, rate, (h <= gap) & (step >= 0) & (h > 0))
-    def _upto(self, x):
-        "Area and known seconds up to time x."
-        i = int(np.clip(np.searchsorted(self.t, x, side="right")-1, 0, len(self.t)-2))
-        d,h = np.clip(x, self.t[i], self.t[i+1])-self.t[i], self.t[i+1]-self.t[i]
-        slope = (self.end[i]-self.start[i])/h if h > 0 else 0.
-        return self.area[i] + d*self.start[i] + d*d*slope/2, self.seconds[i] + d*self.known[i]
+        rate,grows = step/np.maximum(h, 1e-9), (step >= 0) & (h > 0)
+        return cls(t, rate, rate, grows, grows & (h <= gap))
+    def _piece(self, i:int, a:float, b:float) -> np.ndarray:
+        "Area and known seconds from a to b, both in interval i."
+        h = self.t[i+1]-self.t[i]
+        a,b = (float(np.clip(x, self.t[i], self.t[i+1])) for x in (a, b))
+        if b <= a: return np.zeros(2)
+        if a == self.t[i] and b == self.t[i+1]: return np.array([self.area[i+1]-self.area[i], self.seconds[i+1]-self.seconds[i]])
+        if not self.part[i]: return np.zeros(2)
+        middle = self.start[i] + (self.end[i]-self.start[i])*((a+b)/2-self.t[i])/h
+        return np.array([(b-a)*middle, b-a])
     def between(self, a:float, b:float) -> tuple[float,float]:
         "Area and known seconds between times a and b."
         if len(self.t) < 2: return 0., 0.
-        (area_a,s_a),(area_b,s_b) = self._upto(a), self._upto(b)
-        return float(area_b-area_a), float(s_b-s_a)
+        i,j = (int(np.clip(np.searchsorted(self.t, x, side="right")-1, 0, len(self.t)-2)) for x in (a, b))
+        if i == j: total = self._piece(i, a, b)
+        else: total = self._piece(i, a, b) + self._piece(j, a, b) + [self.area[j]-self.area[i+1], self.seconds[j]-self.seconds[i+1]]
+        return float(total[0]), float(total[1])
     def at(self, x:np.ndarray) -> np.ndarray:
         "Value at times x; 0 in gaps."
         if len(self.t) < 2: return np.zeros(len(x))
@@ -120,7 +127,9 @@ class Sampler:
 
     def __enter__(self):
         self.started = time.monotonic()
-        if self.path: merge_pieces(self.path)
+        if self.path:
+            import pyarrow.parquet                            # now: a second of imports in the middle of a trial would starve the readings
+            merge_pieces(self.path)
         for meter in self.meters:
             if meter.missing: self._add(meter.name, meter.kind, missing=meter.missing)
         jobs = [(self._watch, (m,)) for m in self.meters if not m.missing] + [(self._keep, ())]*bool(self.path)
@@ -131,10 +140,12 @@ class Sampler:
     def __exit__(self, *_):
         self._stop.set()
         for thread in self._threads: thread.join(timeout=2)   # a reading that hangs is left behind
-        if self.path:
+        if not self.path: return
+        try:
             self.write(self.path)
             merge_pieces(self.path)
             self._now_file().unlink(missing_ok=True)
+        except OSError as e: warnings.warn(f"telemetry of the last {self.flush_s:g} s or more is lost: {e}")
 
 # %% ../nbs/50_telemetry.ipynb #d156b708
 @patch
@@ -241,9 +252,14 @@ def cost(self:Sampler) -> dict:
     return dict(cpu_s=cpu, elapsed_s=elapsed, share_of_one_core=cpu/elapsed)
 
 # %% ../nbs/50_telemetry.ipynb #c4c747f7
+def _get(record, name:str):
+    "A field of a trace record, be it a dict or an object."
+    return record.get(name) if isinstance(record, dict) else getattr(record, name, None)
+
 def _trial_times(trials) -> pd.DataFrame:
     "key, mono, wall, wall_s of each trial; from trace records or a frame."
-    df = pd.DataFrame(trials if isinstance(trials, pd.DataFrame) else list(trials)).reset_index(drop=True)
+    fields = ("key","started_at","started_mono","wall_s")
+    df = trials.reset_index(drop=True) if isinstance(trials, pd.DataFrame) else pd.DataFrame([{f:_get(t, f) for f in fields} for t in trials], columns=list(fields))
     if not len(df): return pd.DataFrame(columns=["key","mono","wall","wall_s"])
     started = pd.to_datetime(df["started_at"], utc=True, format="ISO8601") if "started_at" in df else pd.Series(pd.NaT, df.index)
     wall = (started - pd.Timestamp(0, tz="UTC")).dt.total_seconds() if "started_at" in df else np.nan
@@ -310,11 +326,12 @@ class Readings:
         "Mean watts between two times."
         s = self.best(a, b, coverage)
         return s and s.between(a, b)[0]/s.between(a, b)[1]
-    def reason(self, b) -> str:
-        "Why there is no energy up to time b: what the meter said last, unless it has read since."
+    def reason(self, a, b) -> str:
+        "Why there is no energy from a to b: what the meter said last, unless it has read since."
         i = np.searchsorted(self.said[0], b, side="right")
         stale = i and len(self.inside(self.said[0][i-1]+1e-6, b))
-        return self.said[1][i-1] if i and not stale else "too few samples during the trial"
+        covered = max(s.between(a, b)[1] for s in (self.counter, self.power))/max(b-a, 1e-9)
+        return self.said[1][i-1] if i and not stale else f"samples cover {covered:.0%} of the trial" if covered else "no samples during the trial"
 
 def _power_meters(telemetry:pd.DataFrame, clock:str) -> dict[str,Readings]:
     "The meters of which energy may be asked."
@@ -349,13 +366,13 @@ def _trial_energy(meters:dict, names:list, idle:dict, a:float, b:float, coverage
     "Energy of one trial from a to b, over the named meters."
     wall = b-a
     out = dict(energy_samples=min((len(meters[n].inside(a, b)) for n in names), default=0))
-    if not names: return out | dict(energy_missing="; ".join(f"{n}: {m.reason(b)}" for n,m in meters.items()) or "no meter of power was sampled")
+    if not names: return out | dict(energy_missing="; ".join(f"{n}: {m.reason(a, b)}" for n,m in meters.items()) or "no meter of power was sampled")
     known = lambda s: s.between(a, b)[1]/wall if wall > 0 else 0.
     out["energy_coverage"] = min(max(known(meters[n].counter), known(meters[n].power)) for n in names)
     period = max(meters[n].period for n in names)
     if np.isfinite(period) and wall < period: return out | dict(energy_missing=f"the trial ({wall:.3g} s) is shorter than the sampling period ({period:.2g} s)")
     best = {n:meters[n].best(a, b, coverage) for n in names}
-    lost = [f"{n}: {meters[n].reason(b)}" for n,s in best.items() if s is None]
+    lost = [f"{n}: {meters[n].reason(a, b)}" for n,s in best.items() if s is None]
     if lost: return out | dict(energy_missing="; ".join(lost))
     joules = lambda signals: sum(s.between(a, b)[0]/s.between(a, b)[1] for s in signals)*wall
     each = lambda which: joules([getattr(meters[n], which) for n in names]) if all(known(getattr(meters[n], which)) >= coverage for n in names) else None
@@ -452,7 +469,7 @@ def resources_per_trial(
 # %% ../nbs/50_telemetry.ipynb #314731d2
 def plot_trial(
     telemetry:pd.DataFrame,     # as `read_telemetry` gives it
-    trial:dict,                 # its trace, with model_calls and tool_calls
+    trial,                      # its trace, with model_calls and tool_calls
     margin_s:float=0.3,         # seconds shown before and after
     ax=None                     # matplotlib axes; new ones if None
 ):                              # the axes
@@ -465,9 +482,9 @@ def plot_trial(
         r = meters[name].rows
         r = r[(r[clock] >= a-margin_s) & (r[clock] <= a+wall_s+margin_s) & r.power_w.notna()]
         ax.plot(r[clock]-a, r.power_w, ".-", ms=4, lw=1, color="black", label=f"{name} ({len(r)} samples)")
-    for calls,colour,what in ((trial.get("model_calls", []), "#4c78a8", "model call"), (trial.get("tool_calls", []), "#f58518", "tool call")):
+    for calls,colour,what in ((_get(trial, "model_calls") or [], "#4c78a8", "model call"), (_get(trial, "tool_calls") or [], "#f58518", "tool call")):
         for i,call in enumerate(calls):
-            ax.axvspan(call["start_s"], call["start_s"]+call["latency_s"], color=colour, alpha=0.3, lw=0, label=f"{what} ({len(calls)})" if i == 0 else None)
+            ax.axvspan(_get(call, "start_s"), _get(call, "start_s")+_get(call, "latency_s"), color=colour, alpha=0.3, lw=0, label=f"{what} ({len(calls)})" if i == 0 else None)
     ax.set(xlabel="seconds since the trial began", ylabel="power (W)", xlim=(-margin_s, wall_s+margin_s))
     if ax.get_legend_handles_labels()[0]: ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, frameon=False)
     return ax
