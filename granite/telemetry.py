@@ -40,30 +40,37 @@ class Signal:
         h,step = np.diff(t), np.diff(total)
         rate,grows = step/np.maximum(h, 1e-9), (step >= 0) & (h > 0)
         return cls(t, rate, rate, grows, grows & (h <= gap))
-    def _piece(self, i:int, a:float, b:float) -> np.ndarray:
-        "Area and known seconds from a to b, both in interval i."
-        h = self.t[i+1]-self.t[i]
-        a,b = (float(np.clip(x, self.t[i], self.t[i+1])) for x in (a, b))
-        if b <= a: return np.zeros(2)
-        if a == self.t[i] and b == self.t[i+1]: return np.array([self.area[i+1]-self.area[i], self.seconds[i+1]-self.seconds[i]])
-        if not self.part[i]: return np.zeros(2)
-        middle = self.start[i] + (self.end[i]-self.start[i])*((a+b)/2-self.t[i])/h
-        return np.array([(b-a)*middle, b-a])
-    def between(self, a:float, b:float) -> tuple[float,float]:
-        "Area and known seconds between times a and b."
-        if len(self.t) < 2: return 0., 0.
-        i,j = (int(np.clip(np.searchsorted(self.t, x, side="right")-1, 0, len(self.t)-2)) for x in (a, b))
-        if i == j: total = self._piece(i, a, b)
-        else: total = self._piece(i, a, b) + self._piece(j, a, b) + [self.area[j]-self.area[i+1], self.seconds[j]-self.seconds[i+1]]
-        return float(total[0]), float(total[1])
-    def at(self, x:np.ndarray) -> np.ndarray:
-        "Value at times x; 0 in gaps."
-        if len(self.t) < 2: return np.zeros(len(x))
-        i = np.clip(np.searchsorted(self.t, x, side="right")-1, 0, len(self.t)-2)
-        h = np.maximum(self.t[i+1]-self.t[i], 1e-9)
-        return self.start[i] + (self.end[i]-self.start[i])*np.clip((x-self.t[i])/h, 0, 1)
 
-# %% ../nbs/50_telemetry.ipynb #a914ecb6
+# %% ../nbs/50_telemetry.ipynb #e0ef0e8b
+@patch
+def _piece(self:Signal, i:int, a:float, b:float) -> np.ndarray:
+    "Area and known seconds from a to b, both in interval i."
+    h = self.t[i+1]-self.t[i]
+    a,b = (float(np.clip(x, self.t[i], self.t[i+1])) for x in (a, b))
+    if b <= a: return np.zeros(2)
+    if a == self.t[i] and b == self.t[i+1]: return np.array([self.area[i+1]-self.area[i], self.seconds[i+1]-self.seconds[i]])
+    if not self.part[i]: return np.zeros(2)
+    middle = self.start[i] + (self.end[i]-self.start[i])*((a+b)/2-self.t[i])/h
+    return np.array([(b-a)*middle, b-a])
+
+@patch
+def between(self:Signal, a:float, b:float) -> tuple[float,float]:
+    "Area and known seconds between times a and b."
+    if len(self.t) < 2: return 0., 0.
+    i,j = (int(np.clip(np.searchsorted(self.t, x, side="right")-1, 0, len(self.t)-2)) for x in (a, b))
+    if i == j: total = self._piece(i, a, b)
+    else: total = self._piece(i, a, b) + self._piece(j, a, b) + [self.area[j]-self.area[i+1], self.seconds[j]-self.seconds[i+1]]
+    return float(total[0]), float(total[1])
+
+@patch
+def at(self:Signal, x:np.ndarray) -> np.ndarray:
+    "Value at times x; 0 in gaps."
+    if len(self.t) < 2: return np.zeros(len(x))
+    i = np.clip(np.searchsorted(self.t, x, side="right")-1, 0, len(self.t)-2)
+    h = np.maximum(self.t[i+1]-self.t[i], 1e-9)
+    return self.start[i] + (self.end[i]-self.start[i])*np.clip((x-self.t[i])/h, 0, 1)
+
+# %% ../nbs/50_telemetry.ipynb #47a58396
 quantities = ("power_w","energy_j","cpu_s","utilisation_pct","memory_mib","rss_mib","peak_rss_mib","temperature_c","clock_mhz","memory_clock_mhz","throttle")
 columns = ("boot","mono","wall","meter","kind",*quantities,"read_ms","trial","phase","missing")
 texts = ("boot","meter","kind","trial","phase","missing")
@@ -81,7 +88,7 @@ def telemetry_frame(rows) -> pd.DataFrame:
     df = pd.DataFrame(list(rows), columns=list(columns))
     return df.astype({c:("string" if c in texts else "float64") for c in columns})
 
-# %% ../nbs/50_telemetry.ipynb #ba3dcd93
+# %% ../nbs/50_telemetry.ipynb #86dfe25e
 def _pieces(path:Path) -> list[Path]: return sorted(path.with_suffix(".parts").glob("*.parquet"))
 
 def _write_whole(df:pd.DataFrame, path:Path):
@@ -110,7 +117,7 @@ def merge_pieces(path:Path):
     try: path.with_suffix(".parts").rmdir()
     except OSError: pass
 
-# %% ../nbs/50_telemetry.ipynb #5b99d33b
+# %% ../nbs/50_telemetry.ipynb #4a5aeebc
 class Sampler:
     "Samples meters in threads of its own, from `with` to the end of the block."
     def __init__(self,
@@ -147,7 +154,7 @@ class Sampler:
             self._now_file().unlink(missing_ok=True)
         except OSError as e: warnings.warn(f"telemetry of the last {self.flush_s:g} s or more is lost: {e}")
 
-# %% ../nbs/50_telemetry.ipynb #d156b708
+# %% ../nbs/50_telemetry.ipynb #1fc585fe
 @patch
 def _add(self:Sampler, meter, kind, mono=None, wall=None, **values):
     "Keep one row, and tell those who listen."
@@ -176,6 +183,7 @@ def _watch(self:Sampler, meter):
         due = max(due+period, after)
         self._stop.wait(due-time.monotonic())
 
+# %% ../nbs/50_telemetry.ipynb #d7d6531b
 @patch
 def _keep(self:Sampler):
     "Write a piece every `flush_s` seconds, and what is under way when it changes; a full disk loses samples, not the run."
@@ -189,7 +197,7 @@ def _keep(self:Sampler):
         except OSError: pass
         if time.monotonic() >= due: due = time.monotonic()+self.flush_s
 
-# %% ../nbs/50_telemetry.ipynb #d7d6531b
+# %% ../nbs/50_telemetry.ipynb #2527a8c8
 @patch
 def mark(self:Sampler,
     trial:str|None,          # key of the trial under way; None between trials
@@ -213,6 +221,7 @@ def baseline(self:Sampler, seconds:float) -> dict[str,float]:   # seconds to wai
     means = {name:signals.mean(start, end, 0.5) for name,signals in _power_meters(self.frame(), "mono").items()}
     return {name:watts for name,watts in means.items() if watts is not None}
 
+# %% ../nbs/50_telemetry.ipynb #c4c747f7
 @patch
 def frame(self:Sampler) -> pd.DataFrame:
     "All samples so far."
@@ -233,7 +242,7 @@ def write(self:Sampler, path:str|Path|None=None):   # telemetry.parquet; as give
             with self._lock: self.rows = rows + self.rows
             raise
 
-# %% ../nbs/50_telemetry.ipynb #7a6fadf4
+# %% ../nbs/50_telemetry.ipynb #42994bb0
 @patch
 def _now_file(self:Sampler): return self.path.with_name("telemetry.now.json")
 
@@ -251,7 +260,7 @@ def cost(self:Sampler) -> dict:
     elapsed,cpu = time.monotonic()-self.started, sum(self.cpu_s.values())
     return dict(cpu_s=cpu, elapsed_s=elapsed, share_of_one_core=cpu/elapsed)
 
-# %% ../nbs/50_telemetry.ipynb #c4c747f7
+# %% ../nbs/50_telemetry.ipynb #83be6876
 def _get(record, name:str):
     "A field of a trace record, be it a dict or an object."
     return record.get(name) if isinstance(record, dict) else getattr(record, name, None)
@@ -290,7 +299,7 @@ def _join(telemetry:pd.DataFrame, trials):
         clock = "mono" if boot else "wall"
         yield trial.key, clock, boot, parts[boot], getattr(trial, clock), trial.wall_s
 
-# %% ../nbs/50_telemetry.ipynb #52a8c955
+# %% ../nbs/50_telemetry.ipynb #6a12099c
 class Readings:
     "The samples of one meter on one clock, as arrays and signals."
     def __init__(self, rows:pd.DataFrame, clock:str):   # rows of one meter; mono or wall
@@ -317,28 +326,35 @@ class Readings:
         "Times of the power readings between a and b, or the values of a quantity there."
         t,v = self.values(quantity) if quantity else (self.t, self.t)
         return v[np.searchsorted(t, a):np.searchsorted(t, b, side="right")]
-    def best(self, a, b, coverage) -> Signal|None:
-        "The counter if it covers that time, else the sampled power, else nothing."
-        for s in (self.counter, self.power):
-            joules,known = s.between(a, b)
-            if b > a and known >= coverage*(b-a) and joules > 0: return s
-    def mean(self, a, b, coverage) -> float|None:
-        "Mean watts between two times."
-        s = self.best(a, b, coverage)
-        return s and s.between(a, b)[0]/s.between(a, b)[1]
-    def reason(self, a, b) -> str:
-        "Why there is no energy from a to b: what the meter said last, unless it has read since."
-        i = np.searchsorted(self.said[0], b, side="right")
-        stale = i and len(self.inside(self.said[0][i-1]+1e-6, b))
-        covered = max(s.between(a, b)[1] for s in (self.counter, self.power))/max(b-a, 1e-9)
-        return self.said[1][i-1] if i and not stale else f"samples cover {covered:.0%} of the trial" if covered else "no samples during the trial"
+
+# %% ../nbs/50_telemetry.ipynb #01ae9b3c
+@patch
+def best(self:Readings, a, b, coverage) -> Signal|None:
+    "The counter if it covers that time, else the sampled power, else nothing."
+    for s in (self.counter, self.power):
+        joules,known = s.between(a, b)
+        if b > a and known >= coverage*(b-a) and joules > 0: return s
+
+@patch
+def mean(self:Readings, a, b, coverage) -> float|None:
+    "Mean watts between two times."
+    s = self.best(a, b, coverage)
+    return s and s.between(a, b)[0]/s.between(a, b)[1]
+
+@patch
+def reason(self:Readings, a, b) -> str:
+    "Why there is no energy from a to b: what the meter said last, unless it has read since."
+    i = np.searchsorted(self.said[0], b, side="right")
+    stale = i and len(self.inside(self.said[0][i-1]+1e-6, b))
+    covered = max(s.between(a, b)[1] for s in (self.counter, self.power))/max(b-a, 1e-9)
+    return self.said[1][i-1] if i and not stale else f"samples cover {covered:.0%} of the trial" if covered else "no samples during the trial"
 
 def _power_meters(telemetry:pd.DataFrame, clock:str) -> dict[str,Readings]:
     "The meters of which energy may be asked."
     rows = telemetry[telemetry.kind.isin(["gpu","soc","cpu"]) & telemetry[clock].notna()]
     return {name:Readings(r, clock) for name,r in rows.groupby("meter", sort=True)}
 
-# %% ../nbs/50_telemetry.ipynb #52f9291f
+# %% ../nbs/50_telemetry.ipynb #3f8003bd
 def _source(meters:dict) -> list[str]:
     "Names of the meters whose energy is added: of the first kind that is there and gives power; a GPU without power is not replaced by a CPU."
     of = lambda kind: [n for n,m in meters.items() if m.kind == kind]
@@ -361,7 +377,7 @@ def _idle_before(baselines:list, a:float) -> dict:
     earlier = [watts for start,watts in baselines if start <= a]
     return earlier[-1] if earlier else baselines[0][1] if baselines else {}
 
-# %% ../nbs/50_telemetry.ipynb #6a12099c
+# %% ../nbs/50_telemetry.ipynb #e4ccbc61
 def _trial_energy(meters:dict, names:list, idle:dict, a:float, b:float, coverage:float) -> dict:
     "Energy of one trial from a to b, over the named meters."
     wall = b-a
@@ -385,7 +401,7 @@ def _trial_energy(meters:dict, names:list, idle:dict, a:float, b:float, coverage
         idle_power_w=idle_w, energy_above_idle_j=None if idle_w is None else total-idle_w*wall, energy_counter_j=each("counter"), energy_integrated_j=sampled,
         energy_source=" + ".join(f"{n} {'counter' if s is meters[n].counter else 'power'}" for n,s in best.items()))
 
-# %% ../nbs/50_telemetry.ipynb #01ae9b3c
+# %% ../nbs/50_telemetry.ipynb #68b983d4
 energy_columns = ("key","energy_j","energy_above_idle_j","mean_power_w","peak_power_w","idle_power_w","energy_counter_j","energy_integrated_j",
                   "energy_samples","energy_coverage","energy_source","energy_clock","energy_missing")
 
@@ -408,7 +424,7 @@ def energy_per_trial(
     text = ("key","energy_source","energy_clock","energy_missing")
     return df.astype({c:("string" if c in text else "float64") for c in energy_columns})
 
-# %% ../nbs/50_telemetry.ipynb #b6e23d99
+# %% ../nbs/50_telemetry.ipynb #dece0677
 def energy_per_completed_task(
     trials:pd.DataFrame,             # columns tc (0/1), wall_s, mean_power_w, energy_j and, if known, energy_above_idle_j
     by:list[str]=("model","level")   # columns to group by
@@ -426,7 +442,7 @@ def energy_per_completed_task(
     return out.assign(completed=out.completed.fillna(0).astype(int), study_a_j_per_task=out.power_time_j/done, energy_j_per_task=out.energy_j/done,
         above_idle_j_per_task=(out.above_j/done).where(out.all_above.astype("boolean").fillna(False).astype(bool))).drop(columns=["power_time_j","energy_j","above_j","all_above"]).reset_index()
 
-# %% ../nbs/50_telemetry.ipynb #c3295067
+# %% ../nbs/50_telemetry.ipynb #314731d2
 resource_columns = ("key","gpu_utilisation_pct","gpu_memory_mib","gpu_temperature_c","gpu_throttled_share","server_cpu_cores","server_rss_mib",
                     "harness_cpu_cores","harness_rss_mib","system_cpu_cores","system_memory_mib","system_temperature_c")
 throttled = 0x4 | 0x8 | 0x20 | 0x40 | 0x80   # NVML's bits for power cap, hardware slowdown, thermal (two) and power brake
@@ -466,7 +482,7 @@ def resources_per_trial(
         rows.append(dict(key=key) | (_trial_resources(cache[boot], a, a+wall_s) if a == a else {}))
     return pd.DataFrame(rows, columns=list(resource_columns))
 
-# %% ../nbs/50_telemetry.ipynb #314731d2
+# %% ../nbs/50_telemetry.ipynb #5466352a
 def plot_trial(
     telemetry:pd.DataFrame,     # as `read_telemetry` gives it
     trial,                      # its trace, with model_calls and tool_calls

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd
+from fastcore.basics import patch
 from .meters import discover_meters
 from .telemetry import Sampler, phases, telemetry_frame
 
@@ -77,25 +78,28 @@ class Exporter:
         key = meter, row["kind"], *self.now(row["phase"])
         if key not in self.joules and len(self.joules) >= self.most: key = (meter, row["kind"], *["other"]*len(doing))
         self.joules[key] = self.joules.get(key, 0.) + joules
-    def collect(self):
-        "What Prometheus scrapes."
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-        with self._lock: values,joules,missing = dict(self.values),dict(self.joules),dict(self.missing)
-        now = self.now()
-        for m in metrics:
-            labels = ("meter","kind","run") if m.counter else ("meter","kind",*doing)
-            family = (CounterMetricFamily if m.counter else GaugeMetricFamily)(m.name, m.text, labels=labels)
-            for (meter,quantity),value in values.items():
-                if quantity == m.quantity: family.add_metric((meter, self.kinds[meter], *now[:1 if m.counter else None]), value*m.factor)
-            yield family
-        spent = CounterMetricFamily("granite_energy_joules_total", "Energy used, by what the run was doing", labels=("meter","kind",*doing))
-        for key,value in joules.items(): spent.add_metric(key, value)
-        yield spent
-        gone = GaugeMetricFamily("granite_meter_missing", "1 for a meter, or its power, that cannot be read", labels=("meter","kind","run","reason"))
-        for meter,why in missing.items(): gone.add_metric((meter, self.kinds[meter], now[0], why), 1)
-        yield gone
 
-# %% ../nbs/52_timeseries.ipynb #109a9fc3
+# %% ../nbs/52_timeseries.ipynb #60bf25d0
+@patch
+def collect(self:Exporter):
+    "What Prometheus scrapes."
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    with self._lock: values,joules,missing = dict(self.values),dict(self.joules),dict(self.missing)
+    now = self.now()
+    for m in metrics:
+        labels = ("meter","kind","run") if m.counter else ("meter","kind",*doing)
+        family = (CounterMetricFamily if m.counter else GaugeMetricFamily)(m.name, m.text, labels=labels)
+        for (meter,quantity),value in values.items():
+            if quantity == m.quantity: family.add_metric((meter, self.kinds[meter], *now[:1 if m.counter else None]), value*m.factor)
+        yield family
+    spent = CounterMetricFamily("granite_energy_joules_total", "Energy used, by what the run was doing", labels=("meter","kind",*doing))
+    for key,value in joules.items(): spent.add_metric(key, value)
+    yield spent
+    gone = GaugeMetricFamily("granite_meter_missing", "1 for a meter, or its power, that cannot be read", labels=("meter","kind","run","reason"))
+    for meter,why in missing.items(): gone.add_metric((meter, self.kinds[meter], now[0], why), 1)
+    yield gone
+
+# %% ../nbs/52_timeseries.ipynb #3ae34cc1
 @contextmanager
 def exporting(
     sampler:Sampler,             # a running sampler
@@ -113,7 +117,7 @@ def exporting(
         server.shutdown(); server.server_close(); thread.join(timeout=2)
         sampler.listeners.remove(exporter.take)
 
-# %% ../nbs/52_timeseries.ipynb #a930b67f
+# %% ../nbs/52_timeseries.ipynb #a853973e
 def _follow(sampler:Sampler, run:Path|None):
     "Take labels and phase from the file that a run's sampler keeps."
     if run is None: return
@@ -146,7 +150,7 @@ def monitor(
                 time.sleep(min(0.5, left))
         except KeyboardInterrupt: pass
 
-# %% ../nbs/52_timeseries.ipynb #f6baca8c
+# %% ../nbs/52_timeseries.ipynb #2fe9bd9d
 @dataclass(frozen=True)
 class Scrape:
     "How an exporter names what we want."
@@ -183,7 +187,7 @@ def _query_range(url:str, query:str, start:float, end:float, step:float) -> list
         t = until+step
     return [(dict(labels), np.array(values, dtype=float)) for labels,values in parts.items()]
 
-# %% ../nbs/52_timeseries.ipynb #2fe9bd9d
+# %% ../nbs/52_timeseries.ipynb #12a3e7b8
 def _scraped(url, metric, match, start, end, step) -> list[tuple[dict,np.ndarray]]:
     "Series with the times at which they were really scraped, each sample once."
     selector = f"{metric}{{{match}}}"
@@ -224,7 +228,7 @@ def read_prometheus(
             rows += [dict(meter=labels.get("meter"), kind=labels.get("kind"), wall=t, missing=labels.get("reason")) for t,_ in values[:1]]
     return _baseline_marks(telemetry_frame(sorted(rows, key=lambda r: r["wall"])))
 
-# %% ../nbs/52_timeseries.ipynb #0619a585
+# %% ../nbs/52_timeseries.ipynb #32b3b022
 @dataclass(frozen=True)
 class Chart:
     "Where Netdata keeps a quantity."
@@ -242,6 +246,7 @@ netdata_charts = (
     Chart("nvidia_smi.gpu_temperature", "temperature_c"), Chart("nvidia_smi.temperature", "temperature_c"),
     Chart("system.cpu", "utilisation_pct", None, 1, "system", "system"), Chart("system.ram", "memory_mib", "used", 1, "system", "system"))
 
+# %% ../nbs/52_timeseries.ipynb #63ed798e
 def _gpu_of(chart_id:str, context:str) -> str:
     "One name a card: nvidia_smi.gpu0_power -> netdata:gpu0; nvidia_smi.gpu_GPU-5ab_power_draw -> netdata:gpu_GPU-5ab."
     tail,metric = chart_id.split(".", 1)[-1], context.split(".", 1)[-1].removeprefix("gpu_")
