@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONDITION', 'NEAREST', 'load_scored', 'enough', 'rates', 'in_words', 'pairs', 'error_labels', 'repairs',
-           'supervision', 'costs', 'beside_published', 'load_probes']
+           'supervision', 'costs', 'beside_published', 'load_probes', 'joined']
 
 # %% ../../nbs/toolcall/06_results.ipynb #c002
 import json
@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..published import published
 from ..stats import discordant_pairs, mcnemar, wilson
-from .generate import load_replies
+from .generate import Completion, load_replies
 from .prompts import load_prompts
 from .scores import ERRORS, score_replies
 from .supervisor import supervision_effect
@@ -27,12 +27,12 @@ def load_scored(
     which="base"    # set of prompts
 )->pd.DataFrame: # one row a reply, with its prompt and scores; `mended` says whether it was right after a repair
     "All replies to one set of prompts, scored"
-    replies = load_replies(runs)
+    replies, prompts = load_replies(runs), load_prompts(which)
     replies = replies[replies.prompts == which] if len(replies) else replies
-    if replies.empty: return pd.DataFrame(columns=[*CONDITION, "id", "kind", "success"])
-    prompts = load_prompts(which)
-    scored = score_replies(replies, prompts)
-    return scored.assign(mended=score_replies(replies, prompts, "final").success)
+    blank = dict.fromkeys([*CONDITION, "key", *Completion.__dataclass_fields__, "repair"]) | {"id": prompts.id[0], "reply": "", "final": ""}
+    asked = replies if len(replies) else pd.DataFrame([blank])
+    scored = score_replies(asked, prompts).assign(mended=score_replies(asked, prompts, "final").success)
+    return scored[:len(replies)]
 
 def enough(
     scored:pd.DataFrame, # as `load_scored` gives it
@@ -162,3 +162,20 @@ def load_probes(
                          **{name: middle(m[key]) for name, key in {"first token s": "first_token_s", "latency s": "latency_s", "new tokens": "new_tokens", "prefill/s": "prefill_per_s", "decode/s": "decode_per_s"}.items()},
                          "n": m["latency_s"].get("n", 0), "threads": p["facts"]["threads"], "energy": m["energy_source"] if m["energy_j"] is None else f"{m['energy_j']:.1f} J"})
     return pd.DataFrame(rows)
+
+# %% ../../nbs/toolcall/06_results.ipynb #c032
+def joined(
+    single:pd.DataFrame,   # as `load_scored` gives it
+    trials:pd.DataFrame,   # as granite.frames.trials_frame gives it
+    template="chat", decoding="greedy", constraint="none" # which single calls
+)->pd.DataFrame: # one row a model of study A and level: completion with a Wilson interval, strict and recovered single-call success; empty where no model is in both
+    "Single-call success beside task completion"
+    columns = ["model", "level", "trials", "tc", "tc_low", "tc_high", "prompts", "strict", "recovered", "first"]
+    asked = single[(single.template == template) & (single.decoding == decoding) & (single.constraint == constraint)] if len(single) else single
+    rows = []
+    for (name, level), part in trials[~trials.infra.fillna(False).astype(bool)].groupby(["model", "level"], observed=True):
+        calls = asked[asked.model == str(name).split(" (")[0]] if len(asked) else asked
+        if not len(calls) or not len(part): continue
+        e = wilson(int(part.tc.sum()), len(part), unit="trials")
+        rows.append([str(name), str(level), len(part), 100 * e.value, 100 * e.low, 100 * e.high, calls.id.nunique(), *(100 * calls[c].astype(float).mean() for c in ("strict_success", "success", "first_success"))])
+    return pd.DataFrame(rows, columns=columns)
