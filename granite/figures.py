@@ -7,7 +7,7 @@ __all__ = ['LEVEL_COLORS', 'LEVEL_MARKERS', 'MODEL_COLORS', 'INK', 'PAPER', 'PUB
            'theme', 'point', 'plain_log', 'level_legend', 'caption', 'levels_by_model', 'interval_rows', 'named_points',
            'label_points', 'heatmaps', 'save_figure', 'commit']
 
-# %% ../nbs/44_figures.ipynb #c7581a6a
+# %% ../nbs/44_figures.ipynb #6440ce1b
 import hashlib
 import json
 import subprocess
@@ -27,7 +27,7 @@ from matplotlib.transforms import Bbox
 
 from .frames import LEVEL_ORDER
 
-# %% ../nbs/44_figures.ipynb #9fce01aa
+# %% ../nbs/44_figures.ipynb #6acbb2d3
 LEVEL_COLORS = {"L4": "#0072B2", "L3": "#D55E00", "L2": "#2BA58C", "L1": "#7A1F6B"}
 LEVEL_MARKERS = {"L4": "o", "L3": "s", "L2": "^", "L1": "D"}
 MODEL_COLORS = ("#332288", "#117733", "#CC6677", "#2F8F80", "#882255", "#868629", "#AA4499", "#5B8DB8", "#B8862D")
@@ -52,10 +52,10 @@ def theme():
     "Set the look of all figures."
     sns.set_theme(style="whitegrid", context="paper", font_scale=1.1, rc={
         "figure.facecolor": PAPER, "savefig.facecolor": PAPER, "axes.facecolor": PAPER, "text.color": INK, "axes.labelcolor": INK,
-        "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": INK, "grid.color": "#DDDDDD", "figure.dpi": 96, "savefig.dpi": 200,
+        "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": INK, "grid.color": "#DDDDDD", "figure.dpi": 80, "savefig.dpi": 200,
         "axes.titlelocation": "left", "axes.titleweight": "bold", "svg.hashsalt": "granite", "figure.constrained_layout.use": True})
 
-# %% ../nbs/44_figures.ipynb #906266ed
+# %% ../nbs/44_figures.ipynb #e60b4ce4
 def point(
     ax: plt.Axes,
     x: float, y: float,  # where
@@ -101,35 +101,34 @@ def caption(
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, width)]
     fig.supxlabel("\n".join(lines), fontsize="small", color=INK, x=0.01, ha="left")
 
-# %% ../nbs/44_figures.ipynb #940d35c0
+# %% ../nbs/44_figures.ipynb #5c26f8c5
 def levels_by_model(
     table: pd.DataFrame,  # columns model, level, value, lo, hi
     label: str,  # of the value axis, with unit
     title: str,
     note: str,  # n, interval, what was resampled
     overall: pd.DataFrame | None = None,  # level, value, lo, hi: over all models
-    published: pd.DataFrame | None = None,  # level, value, lo, hi, and `model` if it is per model
+    published: dict[str, pd.DataFrame] | None = None,  # column's name -> level, value, lo, hi; drawn hollow
 ) -> Figure:
     "A value at each level for every model, with the mean over models and what is published."
     models, levels = list(table.model.cat.categories), list(table.level.cat.categories)
-    fig, ax = plt.subplots(figsize=(max(5, 0.75 * (len(models) + 2) + 1.5), 3.6))
-    place = {model: i for i, model in enumerate(models)} | {"all models": len(models) + 0.3, "study A": len(models) + 1.3}
-    parts = [(table, None, False), (overall, "all models", False), (published, "study A", True)]
-    parts = [part for part in parts if part[0] is not None and len(part[0])]
-    for frame, column, theirs in parts:
+    parts = [(name, table[table.model == name], False) for name in models]
+    parts += [("all models", overall, False)] if overall is not None else []
+    parts += [(name, frame, True) for name, frame in (published or {}).items()]
+    fig, ax = plt.subplots(figsize=(max(5, 0.75 * len(parts) + 1.5), 3.6))
+    for place, (_, frame, theirs) in enumerate(parts):
         for row in frame.itertuples(index=False):
             color, marker = level_style(levels)[row.level]
-            x = place[column or row.model] + 0.16 * (levels.index(row.level) - (len(levels) - 1) / 2)
+            x = place + 0.16 * (levels.index(row.level) - (len(levels) - 1) / 2)
             point(ax, x, row.value, y_interval=(row.lo, row.hi), color=color, marker=marker, published=theirs)
-    shown = models + [column for _, column, _ in parts if column]
-    ax.set_xticks([place[name] for name in shown], shown, rotation=30, ha="right")
-    if overall is not None: ax.axvline(len(models) - 0.4, color="#BBBBBB", lw=1)
+    ax.set_xticks(range(len(parts)), [name for name, _, _ in parts], rotation=30, ha="right")
+    if len(parts) > len(models): ax.axvline(len(models) - 0.5, color="#BBBBBB", lw=1)
     ax.margins(y=0.08); ax.set(ylabel=label, title=title, ylim=(0, None)); ax.grid(axis="x", visible=False)
-    level_legend(ax, levels, published is not None, loc="center left", bbox_to_anchor=(1, 0.5))
+    level_legend(ax, levels, bool(published), loc="center left", bbox_to_anchor=(1, 0.5))
     caption(fig, note)
     return fig
 
-# %% ../nbs/44_figures.ipynb #d0f1aa29
+# %% ../nbs/44_figures.ipynb #1b6b7da1
 def interval_rows(
     table: pd.DataFrame,  # columns name, value, lo, hi; optional: color; published, published_lo, published_hi
     label: str,  # of the value axis, with unit
@@ -144,7 +143,7 @@ def interval_rows(
         point(ax, row["value"], i, x_interval=(row["lo"], row["hi"]), color=row.get("color", LEVEL_COLORS["L4"]))
         if pd.notna(row.get("published")):
             ends = row.get("published_lo", np.nan), row.get("published_hi", np.nan)
-            point(ax, row["published"], i + 0.28, x_interval=ends, published=True)
+            point(ax, row["published"], i + 0.28 * pd.notna(row["value"]), x_interval=ends, published=True)
     if reference is not None: ax.axvline(reference, color=INK, lw=1, ls=":")
     if log: plain_log(ax, "x")
     ax.set_yticks(range(len(table)), table["name"]); ax.set_ylim(len(table) - 0.4, -0.6)
@@ -153,7 +152,7 @@ def interval_rows(
     caption(fig, note + ("\nHollow: study A, published." if theirs else ""))
     return fig
 
-# %% ../nbs/44_figures.ipynb #da8efe13
+# %% ../nbs/44_figures.ipynb #a3f92a1f
 def named_points(
     table: pd.DataFrame,  # columns name, x, y; optional: lo, hi (of y), color, marker, published
     x_label: str, y_label: str,  # with units
@@ -201,7 +200,7 @@ def label_points(
         else: label = ax.annotate(row["name"], (row["x"], row["y"]), PLACES[0][:2], textcoords="offset points", fontsize="small")
         taken.append(label.get_window_extent())
 
-# %% ../nbs/44_figures.ipynb #8713bc16
+# %% ../nbs/44_figures.ipynb #4268c5f7
 def heatmaps(
     panels: dict[str, pd.DataFrame],  # title -> model x domain
     label: str,  # of the colour
@@ -220,7 +219,7 @@ def heatmaps(
     caption(fig, note)
     return fig
 
-# %% ../nbs/44_figures.ipynb #a2a3d4ab
+# %% ../nbs/44_figures.ipynb #8b522e66
 def save_figure(
     fig: Figure,
     name: str,  # of the files, without ending

@@ -6,13 +6,13 @@
 __all__ = ['Column', 'TYPES', 'IDENTITY', 'OUTCOME', 'EFFORT', 'ENERGY', 'DIGESTS', 'TRIAL_COLUMNS', 'CALL_COLUMNS',
            'MODEL_CALL_COLUMNS', 'LEVEL_ORDER', 'DIFFICULTY_ORDER', 'SIZE_ORDER', 'ORDERS', 'MODEL_FACTS',
            'NOT_METERED', 'PARTS', 'OPTIONS', 'columns', 'arrow_column', 'typed', 'ordered', 'identity', 'call_rows',
-           'model_call_rows', 'speed', 'packed', 'gold', 'Head', 'RecordedRun', 'digests', 'model_facts', 'energy',
-           'RunsDiffer', 'check_alike', 'check_once', 'name_endings', 'sources', 'combined', 'trials_frame',
-           'calls_frame', 'model_calls_frame']
+           'model_call_rows', 'speed', 'packed', 'gold', 'gold_of', 'Head', 'RecordedRun', 'digests', 'model_facts',
+           'energy', 'RunsDiffer', 'check_alike', 'check_once', 'name_endings', 'sources', 'combined', 'trials_frame',
+           'calls_frame', 'model_calls_frame', 'leaves', 'interface_sizes', 'interfaces_frame']
 
-# %% ../nbs/42_frames.ipynb #81088b96
+# %% ../nbs/42_frames.ipynb #df29b6a8
 from collections import defaultdict, namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from msgspec.structs import asdict
 from .records import Run, Trial, find_run
 from .scores import score_run
 
-# %% ../nbs/42_frames.ipynb #7280df24
+# %% ../nbs/42_frames.ipynb #cd76eaa6
 Column = namedtuple("Column", "name type unit meaning")
 TYPES = {"id": pa.string(), "text": pa.string(), "bool": pa.bool_(), "int": pa.int32(), "float": pa.float64()}
 
@@ -37,7 +37,7 @@ def columns(
     "Read a table of columns that people can read too."
     return [Column(*(part.strip() for part in line.split("|"))) for line in text.strip().splitlines()]
 
-# %% ../nbs/42_frames.ipynb #ed9cc3fa
+# %% ../nbs/42_frames.ipynb #cf1ef0a0
 IDENTITY = columns("""
 run | id | - | name of the run's folder
 model | id | - | key of the model, smallest first; options follow it where runs of one model differ in them
@@ -47,7 +47,7 @@ scenario | id | - | request with its gold standard
 repetition | int | - | counted from 0
 """)
 
-# %% ../nbs/42_frames.ipynb #5d51389d
+# %% ../nbs/42_frames.ipynb #5512f5ec
 OUTCOME = columns("""
 key | text | - | digest of all that makes the trial this trial
 attempt | int | - | 2 and more: an infrastructure fault came before
@@ -77,7 +77,7 @@ bad_schema | int | calls | arguments broke the schema
 bad_operation | int | calls | the operation refused
 """)
 
-# %% ../nbs/42_frames.ipynb #aaae28f3
+# %% ../nbs/42_frames.ipynb #9ac699b6
 EFFORT = columns("""
 wall_s | float | s | whole trial
 model_s | float | s | waiting for the model
@@ -101,7 +101,7 @@ size_class | id | - | <8B or >=8B parameters
 family | id | - | of the model
 """)
 
-# %% ../nbs/42_frames.ipynb #cc112725
+# %% ../nbs/42_frames.ipynb #8bfa4406
 ENERGY = columns("""
 energy_j | float | J | over the trial
 energy_above_idle_j | float | J | the same less what the idle host draws
@@ -121,7 +121,7 @@ seed_digest | id | - | of the domain's first state
 """)
 TRIAL_COLUMNS = IDENTITY + OUTCOME + EFFORT + ENERGY + DIGESTS
 
-# %% ../nbs/42_frames.ipynb #362ea371
+# %% ../nbs/42_frames.ipynb #b695bb00
 CALL_COLUMNS = IDENTITY + columns("""
 call | int | - | index in the trial
 model_call | int | - | index of the model call that made it
@@ -155,7 +155,7 @@ context_truncated | bool | - | the context was cut
 error | text | - | what the server said
 """)
 
-# %% ../nbs/42_frames.ipynb #9d7cb0d6
+# %% ../nbs/42_frames.ipynb #95361d14
 LEVEL_ORDER = ["L4", "L3", "L2", "L1"]
 DIFFICULTY_ORDER = ["easy", "medium", "hard"]
 SIZE_ORDER = ["<8B", ">=8B"]
@@ -193,7 +193,7 @@ def ordered(
     known = order or []
     return ids.cat.set_categories([*known, *sorted(set(ids.cat.categories) - set(known))], ordered=True)
 
-# %% ../nbs/42_frames.ipynb #320783be
+# %% ../nbs/42_frames.ipynb #ccf2ff91
 def identity(
     trial: Trial,
     run: str,  # id of its run
@@ -233,7 +233,7 @@ def speed(
     count, milliseconds = timings.get(f"{phase}_n"), timings.get(f"{phase}_ms")
     return 1000 * count / milliseconds if count and milliseconds else None
 
-# %% ../nbs/42_frames.ipynb #edfb8520
+# %% ../nbs/42_frames.ipynb #73b7fbe6
 def packed(
     rows: Iterable[dict],  # flat rows
     wanted: list[Column],  # documented columns
@@ -248,20 +248,32 @@ def packed(
         tables.append(table)
     return pa.concat_tables(tables)
 
-# %% ../nbs/42_frames.ipynb #eaf1bc6c
+# %% ../nbs/42_frames.ipynb #5f6cad73
 @lru_cache(maxsize=None)
 def gold(
     scenario: str,  # e.g. smarthome-007
     level: str,  # e.g. L3
+    domain: str = "",  # name, or path of a Python file; default: from the scenario's id
+    level_file: str = "",  # path of a Python file that defines the level, where it is not one of the four
 ) -> tuple:  # reference and scenario, as `score_run` wants them
     "What a trial of this scenario at this level is compared with."
     from granite.domain import load_domain
     from granite.level import load_level
     from granite.scenario import load_scenarios, reference
-    domain = load_domain(scenario.rsplit("-", 1)[0])
-    found, = (s for s in load_scenarios(domain) if s.id == scenario)
-    interface = load_level(level)(domain)
-    return reference(found, interface) | {"tools": list(interface.tools)}, found
+    world = load_domain(domain or scenario.rsplit("-", 1)[0])
+    found, = (s for s in load_scenarios(world) if s.id == scenario)
+    return reference(found, load_level(level_file or level)(world)), found
+
+def gold_of(
+    manifest: dict,  # of a run
+) -> Callable:  # (scenario, level) -> reference and scenario
+    "`gold` for one run, which may have domains and levels of its own."
+    from granite.domain import load_domain
+    from granite.level import load_level
+    planned = manifest.get("experiment") or {}
+    own = lambda part, load: {load(path).name: str(path) for path in planned.get(part, ()) if str(path).endswith(".py")}
+    domains, levels = own("domains", load_domain), own("granularities", load_level)
+    return lambda scenario, level: gold(scenario, level, domains.get(scenario.rsplit("-", 1)[0], ""), levels.get(level, ""))
 
 class Head(Struct):
     "As much of a trace as joining needs."
@@ -275,7 +287,7 @@ class Head(Struct):
 
 MODEL_FACTS = ("params_b", "quantization", "category", "family")
 
-# %% ../nbs/42_frames.ipynb #3f35b3e5
+# %% ../nbs/42_frames.ipynb #f0f22eed
 class RecordedRun:
     "A run's folder as three tables."
     def __init__(self, run: Run): self.run = run
@@ -291,7 +303,7 @@ class RecordedRun:
     def trials(self) -> pa.Table:
         "One row a trial that counts."
         if self.manifest.get("simulated"): return pq.read_table(self.run.path / "scores.parquet")
-        rows = score_run(self.run, gold)
+        rows = score_run(self.run, gold_of(self.manifest))
         heads = {head.key: head for head in map(Decoder(Head).decode, self.run.lines())}
         facts = model_facts(self.manifest)
         metered = energy(self.run.path, [asdict(heads[row["key"]]) for row in rows])
@@ -306,7 +318,7 @@ class RecordedRun:
         "One row a model call."
         return packed((row for trial in self.run.trials() for row in model_call_rows(trial, self.id)), MODEL_CALL_COLUMNS)
 
-# %% ../nbs/42_frames.ipynb #6a52a7a1
+# %% ../nbs/42_frames.ipynb #86b0a8ee
 NOT_METERED = {"energy_missing": "no telemetry was recorded"}
 
 def digests(
@@ -335,7 +347,7 @@ def energy(
     joined = energy_per_trial(samples, heads).merge(resources_per_trial(samples, heads), on="key")
     return {row["key"]: row for row in joined.astype(object).where(joined.notna(), None).to_dict("records")}
 
-# %% ../nbs/42_frames.ipynb #fc5043f4
+# %% ../nbs/42_frames.ipynb #7781c44d
 class RunsDiffer(ValueError):
     "Runs that must not be put into one table; the message says why."
 
@@ -368,7 +380,7 @@ def check_once(
     raise RunsDiffer(f"{len(again):,} trials are in more than one run, such as {first.model} {first.scenario} {first.level} "
                      f"repetition {first.repetition} in {', '.join(sorted(set(runs)))}; leave one of these runs out")
 
-# %% ../nbs/42_frames.ipynb #5ff5f60e
+# %% ../nbs/42_frames.ipynb #5c124729
 OPTIONS = ("protocol", "tool_protocol", "temperature", "max_tokens", "on_bad_call", "lenient")
 
 def name_endings(
@@ -387,7 +399,7 @@ def name_endings(
             if differing: endings[run] = " (" + ", ".join(f"{name} {option(run, name)}" for name in differing) + ")"
     return endings
 
-# %% ../nbs/42_frames.ipynb #5393d705
+# %% ../nbs/42_frames.ipynb #15611ef5
 def sources(
     runs,  # one or several: name, path, `Run`, or anything with `manifest`, `trials`, `calls`, `model_calls`
     folder: str | Path = "runs",  # where names are looked up
@@ -438,3 +450,37 @@ def model_calls_frame(
 ) -> pd.DataFrame:  # MODEL_CALL_COLUMNS
     "One row a model call."
     return combined(sources(runs, folder), "model_calls", MODEL_CALL_COLUMNS)
+
+# %% ../nbs/42_frames.ipynb #93404364
+def leaves(
+    schema: dict,  # JSON Schema
+    depth: int = 1,
+) -> Iterator[tuple[int, dict]]:  # depth and schema of every property, at any depth
+    "All properties of a schema."
+    inside = schema.get("properties", {}).values()
+    for part in [*inside, *([schema["items"]] if isinstance(schema.get("items"), dict) else [])]:
+        yield depth, part
+        yield from leaves(part, depth + 1)
+
+def interface_sizes(
+    tools: list[dict],  # name, description, input_schema of each
+) -> dict:  # counts
+    "How much an interface asks a model to take in."
+    schemas = [tool["input_schema"] for tool in tools]
+    parts = [part for schema in schemas for part in leaves(schema)]
+    enums = [len(part["enum"]) for _, part in parts if "enum" in part]
+    return {"tools": len(tools), "arguments": sum(len(s["properties"]) for s in schemas), "largest_tool": max(len(s["properties"]) for s in schemas),
+            "required": sum(len(s.get("required", [])) for s in schemas), "choices": sum(enums), "largest_enum": max(enums, default=0),
+            "depth": max((depth for depth, _ in parts), default=0), "characters": len(encode(tools))}
+
+def interfaces_frame(
+    domains: Iterable[str] = (),  # default: all that come with the package
+) -> pd.DataFrame:  # one row an interface: domain, level, interface_digest, tools, arguments, largest_tool, required, choices, largest_enum, depth, characters
+    "Sizes of every interface."
+    from granite.domain import domain_names, load_domain
+    from granite.level import LEVELS
+    made = [level(load_domain(name)) for name in domains or domain_names() for level in LEVELS.values()]
+    rows = [{"domain": i.domain.name, "level": i.level, "interface_digest": i.digest, **interface_sizes(i.listing())} for i in made]
+    frame = pd.DataFrame(rows)
+    frame["level"] = ordered(frame.level.astype("category"), LEVEL_ORDER)
+    return frame
