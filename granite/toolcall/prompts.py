@@ -19,7 +19,7 @@ from .parser import Call
 
 # %% ../../nbs/toolcall/00_prompts.ipynb #c006
 def _tool(name, description, required, **properties):
-    return {"name": name, "description": description, "inputSchema": {"type": "object", "properties": properties, "required": required.split()}}
+    return {"name": name, "description": description, "input_schema": {"type": "object", "properties": properties, "required": required.split()}}
 
 _text = lambda description: {"type": "string", "minLength": 1, "description": description}
 _date = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$", "description": "day it is due, as YYYY-MM-DD"}
@@ -48,11 +48,11 @@ DISTRACTORS = {t["name"]: t for t in (
 # %% ../../nbs/toolcall/00_prompts.ipynb #c009
 def call_problems(
     call:Call,  # what a model wrote
-    tools:dict  # name -> tool with an inputSchema, as `tools/list` gives them
+    tools:dict  # name -> tool with an input_schema, as `tools/list` gives them
 )->list: # one line each; empty: the call is valid, with no argument that the schema does not name
     "What is wrong with a call, as far as its schema can tell"
     if call.name not in tools: return [f"no tool is called {call.name!r}; the tools are {', '.join(tools)}"]
-    schema = closed(tools[call.name]["inputSchema"])
+    schema = closed(tools[call.name]["input_schema"])
     return [_problem(e, schema) for e in sorted(jsonschema.Draft202012Validator(schema).iter_errors(call.arguments), key=lambda e: (e.validator != "required", e.json_path))]
 
 def _problem(error, schema):
@@ -133,7 +133,7 @@ def instruction(
 )->str:
     "Tools and rules, the same for every request"
     lines = ["You can use these tools:"]
-    lines += [f"- {t['name']}({'; '.join(_argument(n, s) for n, s in t['inputSchema']['properties'].items())}): {t['description']}" for t in tools.values()]
+    lines += [f"- {t['name']}({'; '.join(_argument(n, s) for n, s in t['input_schema']['properties'].items())}): {t['description']}" for t in tools.values()]
     lines += ["", 'Answer with one tool call, written as one JSON object like {"name": "tool name", "arguments": {"argument": "value"}}, and nothing else.']
     if may_decline: lines += ["If a required value is missing, do not call a tool: ask for the value in one plain sentence. If no tool fits the request, do not call a tool: say so in one plain sentence."]
     return "\n".join(lines)
@@ -157,6 +157,6 @@ def call_schema(
 )->dict: # JSON Schema
     "What a constrained reply must look like"
     def one(tool):
-        return {"type": "object", "properties": {"name": {"const": tool["name"]}, "arguments": closed(tool["inputSchema"])},
+        return {"type": "object", "properties": {"name": {"const": tool["name"]}, "arguments": closed(tool["input_schema"])},
                 "required": ["name", "arguments"], "additionalProperties": False}
     return {"anyOf": [one(t) for t in tools.values()] + ([{"type": "string", "minLength": 1, "maxLength": 200}] if may_decline else [])}

@@ -32,7 +32,7 @@ def load_scored(
     blank = dict.fromkeys([*CONDITION, "key", *Completion.__dataclass_fields__, "repair"]) | {"id": prompts.id[0], "reply": "", "final": ""}
     asked = replies if len(replies) else pd.DataFrame([blank])
     scored = score_replies(asked, prompts).assign(mended=score_replies(asked, prompts, "final").success)
-    return scored[:len(replies)]
+    return scored[:len(replies)].sort_values(CONDITION, ascending=[True, False, True, True, True], kind="stable", ignore_index=True)
 
 def enough(
     scored:pd.DataFrame, # as `load_scored` gives it

@@ -60,7 +60,7 @@ def _score_holding_back(reading, first, tool, expected, tools, right):
     return {"success": not errors, "first_success": not errors, "error": (errors + [None])[0], "errors": errors}
 
 def _asks(prose, tool, expected, tools):
-    missing = [n for n in tools[tool]["inputSchema"]["required"] if n not in expected]
+    missing = [n for n in tools[tool]["input_schema"]["required"] if n not in expected]
     return "?" in prose or any(re.search(rf"\b{re.escape(n).replace('_', '[_ ]')}\b", prose, re.I) for n in missing)
 
 # %% ../../nbs/toolcall/02_scores.ipynb #c013

@@ -21,7 +21,7 @@ _reply_problems = {
 
 def reply_problems(
     reply:str,        # what the model wrote
-    tools:dict,       # name -> tool with an inputSchema
+    tools:dict,       # name -> tool with an input_schema
     may_decline=False # is a reply without a call acceptable?
 )->list: # one line each; empty: exactly one valid call, or, where allowed, none
     "What keeps a reply from being one valid call"
@@ -69,7 +69,7 @@ class Decision:
 @dataclass
 class Supervisor:
     "Decides about every call before a tool sees it"
-    tools: dict                       # name -> tool with an inputSchema: what may be called at all
+    tools: dict                       # name -> tool with an input_schema: what may be called at all
     mode: str = "validate"            # off, validate or repair
     policies: dict = field(default_factory=dict)   # tool name -> policies
     consequential: tuple = ()         # names of tools whose calls need a person's word
@@ -104,10 +104,18 @@ class Supervisor:
             return Decision("stop", call, "confirmation", f"{call.name} was not confirmed")
         return Decision("run", call)
 
+    def complaint(self,
+        name:str,      # of the tool
+        arguments:dict # of a native call
+    )->str|None:
+        "Why a call is refused, or nothing; what study A's agent takes as `supervise`"
+        decision = self.review_call(Call(name, arguments), attempt=self.max_repairs)
+        return None if decision.outcome == "run" else decision.reason
+
     def _problem(self, stage, call, reason, attempt):
         return Decision("retry" if self.mode == "repair" and attempt < self.max_repairs else "stop", call, stage, reason)
 
-# %% ../../nbs/toolcall/03_supervisor.ipynb #c017
+# %% ../../nbs/toolcall/03_supervisor.ipynb #c019
 def supervision_effect(
     scored,               # a frame as scores.score_replies gives it
     supervise:Callable    # kind of prompt -> Supervisor
