@@ -6,9 +6,9 @@
 __all__ = ['AGENT_VERSION', 'CHARS_PER_TOKEN', 'PACKAGES', 'Cell', 'options_of', 'plan_cells', 'plan_table', 'known_digest',
            'plan_offline', 'versions', 'host_facts', 'manifest_of', 'SweepStopped', 'pause_after', 'Sweep',
            'tool_functions', 'count_schema_tokens', 'choose_protocol', 'model_digest_of', 'run_folder', 'run_model',
-           'start_sampler', 'ScriptedBackend', 'gold_model']
+           'rehearse', 'start_sampler', 'ScriptedBackend', 'gold_model']
 
-# %% ../nbs/25_sweep.ipynb #897dc901
+# %% ../nbs/25_sweep.ipynb #f34313fe
 import asyncio
 import platform
 import re
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .agent import PROMPTED, SYSTEM_PROMPT, ModelAccess, prompted_messages, run_sync, run_trial
+from .agent import PROMPTED, SYSTEM_PROMPT, Controls, ModelAccess, prompted_messages, run_sync, run_trial, scripted_access
 from .domain import load_domain
 from .experiment import Experiment
 from .level import Interface, load_level
@@ -31,7 +31,7 @@ from .records import FORMAT, Fault, Run, Trial, trial_key
 from .scenario import Scenario, reference
 from .store import digest
 
-# %% ../nbs/25_sweep.ipynb #c6b7dc67
+# %% ../nbs/25_sweep.ipynb #8943c520
 AGENT_VERSION = 1 # one more whenever the harness changes what a model sees or what a call does
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def plan_cells(
             cells.append(Cell(model, scenario, interface, repetition, key))
     return cells
 
-# %% ../nbs/25_sweep.ipynb #95db9e45
+# %% ../nbs/25_sweep.ipynb #b4b3a70d
 CHARS_PER_TOKEN = 4 # for estimates where no tokenizer is at hand
 
 def plan_table(
@@ -86,7 +86,7 @@ def plan_table(
     frame = pd.DataFrame(rows).groupby(["domain", "level"], sort=False)
     return frame.agg({"trials": "sum", "open": "sum", "schema_tokens": "first", "prompt_tokens": "sum", "at_most": "sum"}).reset_index()
 
-# %% ../nbs/25_sweep.ipynb #1d534249
+# %% ../nbs/25_sweep.ipynb #043cb19f
 def known_digest(backend) -> str | None: # None: not here, or its server is down
     "The digest of a model's weights, without loading them."
     from granite.models import file_digest, is_here, model_file
@@ -96,11 +96,12 @@ def known_digest(backend) -> str | None: # None: not here, or its server is down
 def plan_offline(
     experiment: Experiment,
     model: str, # registry key
+    folder: Path | None = None, # default: as `run_folder`
 ) -> tuple[pd.DataFrame, dict]: # as `plan_table`; folder, done, open, stale, note
     "The plan of one model against what its run folder holds."
     from granite.backends import backend_for
     backend = backend_for(model, experiment.context_tokens, experiment.seed)
-    run, found = Run(run_folder(experiment, model)), known_digest(backend)
+    run, found = Run(folder or run_folder(experiment, model)), known_digest(backend)
     protocol = experiment.tool_protocol if experiment.tool_protocol != "auto" else "prompted" if backend.model.tools is False else "native"
     cells, done = plan_cells(experiment, backend.model.key, found or "", protocol), run.done_keys()
     stale = sum(t.key not in {c.key for c in cells} for t in run.trials())
@@ -108,7 +109,7 @@ def plan_offline(
     note = f"{protocol} protocol" if found else f"{protocol} protocol; the model is not here, so nothing counts as done"
     return plan_table(cells, done, experiment.max_agent_turns), {"folder": str(run.path), "done": ready, "open": len(cells) - ready, "stale": stale, "note": note}
 
-# %% ../nbs/25_sweep.ipynb #a384505f
+# %% ../nbs/25_sweep.ipynb #d5c2046f
 PACKAGES = ("fastmcp", "mcp", "google-adk", "litellm", "openai", "xllamacpp", "pydantic", "pandas", "numpy")
 
 def versions() -> dict:
@@ -136,13 +137,13 @@ def manifest_of(experiment: Experiment, model: dict, protocol: str, preflight: d
             "scenarios": {c.scenario.id: c.scenario.digest for c in cells}, "seeds": {c.interface.domain.name: c.interface.domain.seed().digest() for c in cells},
             "versions": versions(), "host": host_facts()}
 
-# %% ../nbs/25_sweep.ipynb #29d849cc
+# %% ../nbs/25_sweep.ipynb #f1730dbd
 class SweepStopped(RuntimeError):
     "A model cannot go on: one line that says why and what to do. Finished trials are on disk."
 
 def pause_after(trial: Trial, attempt: int) -> float: # seconds
     "How long to wait before the next attempt: what the server asked for, else 1, 4, 16 s; never more than a minute."
-    asked = re.search(r"retry after (\d+(?:\.\d+)?) s", trial.model_calls[-1].error or "") if trial.model_calls else None
+    asked = re.search(r"retry after ([\d.e+]+) s", trial.model_calls[-1].error or "") if trial.model_calls else None
     return min(60.0, float(asked.group(1)) if asked else 4.0 ** (attempt - 1))
 
 @dataclass
@@ -197,7 +198,7 @@ class Sweep:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.experiment.concurrency): group.create_task(worker())
 
-# %% ../nbs/25_sweep.ipynb #d47a6293
+# %% ../nbs/25_sweep.ipynb #a06e7bc5
 def tool_functions(interface: Interface) -> list[dict]:
     "The tools of an interface as OpenAI functions."
     return [{"type": "function", "function": {"name": t["name"], "description": t["description"], "parameters": t["input_schema"]}} for t in interface.listing()]
@@ -225,7 +226,7 @@ def run_folder(experiment: Experiment, model: str) -> Path:
     chosen = "" if experiment.tool_protocol == "auto" else f"-{experiment.tool_protocol}"
     return Path(experiment.out) / (re.sub(r"[^\w.-]+", "-", Path(model).stem if model.endswith(".gguf") else model) + chosen)
 
-# %% ../nbs/25_sweep.ipynb #2177ffb6
+# %% ../nbs/25_sweep.ipynb #8acfe177
 def run_model(
     experiment: Experiment,
     model: str, # registry key
@@ -249,6 +250,7 @@ def run_model(
         run.add_plan({c.place: c.key for c in cells})
         run.write_manifest(manifest_of(experiment, backend.model.facts() | facts, protocol, vars(preflight), cells, run.id, tokens))
         if planned: planned(run, cells)
+        rehearse(cells[0])
         sampler = stack.enter_context(start_sampler(run, backend)) if experiment.meters == "auto" else None
         if sampler: sampler.baseline(2.0)
         access = ModelAccess(backend.model.key, backend.litellm_kwargs(temperature=experiment.temperature, max_tokens=experiment.max_tokens, seed=experiment.seed,
@@ -257,6 +259,10 @@ def run_model(
         except BaseExceptionGroup as group: raise group.exceptions[0] from None
     return run
 
+def rehearse(cell: Cell) -> None:
+    "One discarded trial without a model: what Python loads late is nobody's latency."
+    run_sync(run_trial(cell.key, cell.scenario, cell.interface, scripted_access([{"content": "Ready."}]), Controls()))
+
 def start_sampler(run: Run, backend):
     "Telemetry beside the trials."
     from granite.meters import discover_meters
@@ -264,7 +270,7 @@ def start_sampler(run: Run, backend):
     process = getattr(getattr(backend, "engine", None), "_process", None)
     return Sampler(discover_meters(process and process.pid), path=run.path / "telemetry.parquet", labels={"run": run.id, "model": backend.model.key})
 
-# %% ../nbs/25_sweep.ipynb #69818089
+# %% ../nbs/25_sweep.ipynb #117e1959
 class ScriptedBackend:
     "Stands in for a model server in tests: plays the gold standard of each trial, or a given script."
     def __init__(self, complete, key="scripted", problem=None):
