@@ -3,13 +3,48 @@
 With Quarto, `nbdev_docs` builds the same pages from the same `nbs/_quarto.yml`. This script is for everybody else: nbdev's own commands
 stop where Quarto is missing, so it calls their middle step, and it finishes what smalldocs leaves open, one function each below.
 """
-import html, json, re, shutil, subprocess, sys
+import ast, html, json, os, re, shutil, subprocess, sys
 from pathlib import Path
 
 from nbdev.config import get_config
 from nbdev.serve import proc_nbs
 
 PREFIX = r"\d+[a-zA-Z0-9]*_"                       # nbdev calls the page of 00_store.ipynb store.html
+
+def has_import(code: str):
+    "Does a cell import? nbdev would run all of such a cell, for signatures that only exported cells have."
+    try: return any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(ast.parse(code)))
+    except SyntaxError: return False
+
+def for_readers(notebook: dict):
+    "The notebook as the site shows it: exported code stays visible, text under the title stays, nothing but exported code runs."
+    titled = False
+    for cell in list(notebook["cells"]):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown" and not titled and text.startswith("# "):
+            titled = True
+            head = re.match(r"# .*\n*(?:>.*\n?)*(?:\n*(?:- \S+:.*\n?)+)?", text)[0]     # nbdev keeps title, sentence and options of this cell, no more
+            if rest := text[len(head):].strip():
+                cell["source"] = head
+                notebook["cells"].insert(notebook["cells"].index(cell) + 1, {"cell_type": "markdown", "id": "under-title", "metadata": {}, "source": rest})
+        elif cell["cell_type"] == "code":
+            shown = re.sub(r"^#\|\s*export\s*$", "#| exports", text, flags=re.M)
+            cell["source"] = shown if shown != text or not has_import(text) else "#| eval: false\n" + text
+    return notebook
+
+def copy_notebooks(source: Path, copy: Path, cache: Path):
+    "`nbs/` as the site shows it, with the times of the sources, so that nbdev processes again only what changed."
+    files = {p.relative_to(source) for p in source.rglob("*") if p.is_file() and ".ipynb_checkpoints" not in p.parts}
+    for folder in (copy, cache):
+        for old in [p for p in folder.rglob("*.ipynb") if p.relative_to(folder) not in files]: old.unlink()
+    for name in files:
+        old, new = source/name, copy/name
+        if new.exists() and new.stat().st_mtime == old.stat().st_mtime: continue
+        new.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(old, new)
+        if name.suffix != ".ipynb": continue
+        new.write_text(json.dumps(for_readers(json.loads(old.read_text("utf-8")))), "utf-8")
+        os.utime(new, (old.stat().st_atime, old.stat().st_mtime))
 
 def nbdev_names(site: Path):
     "Give pages the names that nbdev's links expect, and return the old names with the new ones."
@@ -41,6 +76,21 @@ def describe_images(text: str):
         return m[0]
     return re.sub(r"<h[1-6][^>]*>(?P<h>.*?)</h[1-6]>|<img(?P<img>[^>]*>)", one, text, flags=re.S)
 
+def order_headings(text: str):
+    "No level is skipped: what nbdev writes of a function is an h3, also where no h2 stands above it."
+    last = 1
+    def one(m):
+        nonlocal last
+        last = min(int(m["level"]), last + 1)
+        return f"<h{last}{m['rest']}</h{last}>"
+    head, main, body = text.partition("<main")
+    return head + main + re.sub(r"<h(?P<level>[2-6])(?P<rest>[ >].*?)</h(?P=level)>", one, body, flags=re.S)
+
+def plain_signatures(text: str):
+    "Leave out what nbdev says of a name whose signature Python does not know."
+    text = re.sub(r"args:VAR_POSITIONAL, kwargs:VAR_KEYWORD", "...", text)
+    return text.replace("<p><em>Call self as a function.</em></p>", "")
+
 def scrollable(text: str):
     "Let a keyboard reach what scrolls sideways: wide tables and code."
     text = re.sub(r'<pre(?=[ >])(?![^>]*tabindex)', '<pre tabindex="0"', text)
@@ -51,14 +101,19 @@ def finish(site: Path, home: str):
     names = nbdev_names(site)
     for page in site.rglob("*.html"):
         up = "../" * (len(page.relative_to(site).parts) - 1)
-        page.write_text(scrollable(describe_images(relink(page.read_text("utf-8"), names, home, up))), "utf-8")
+        text = relink(page.read_text("utf-8"), names, home, up)
+        for step in (describe_images, order_headings, plain_signatures, scrollable): text = step(text)
+        page.write_text(text, "utf-8")
+    for sheet in site.rglob("themes/*.css"): sheet.write_text(re.sub(r"@import url\(https?:[^)]*\);", "", sheet.read_text("utf-8")), "utf-8")   # no fonts from elsewhere
     for index in ("search.json", "sitemap.xml"):
         if (site/index).exists(): (site/index).write_text(re.sub(rf"({PREFIX}\w+\.html)", lambda m: names.get(m[1], m[1]), (site/index).read_text("utf-8")), "utf-8")
     (site/".nojekyll").touch()
 
 def main():
     cfg = get_config()
-    work = proc_nbs(n_workers=2)
+    copy = cfg.config_path/"build/nbs"
+    copy_notebooks(cfg.nbs_path, copy, cfg.config_path/"_proc")
+    work = proc_nbs(path=copy, n_workers=2)
     built = work/cfg.doc_path.name
     subprocess.run([Path(sys.executable).with_name("smalldocs"), "render", "--quiet", work], check=True)
     finish(built, cfg.doc_host + cfg.doc_baseurl)
