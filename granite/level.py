@@ -6,7 +6,7 @@
 __all__ = ['ACTION_SENTENCE', 'INVALID_ARGUMENTS', 'STATE', 'L4', 'L3', 'L2', 'L1', 'LEVELS', 'Tool', 'takes', 'Interface',
            'Level', 'load_level']
 
-# %% ../nbs/02_level.ipynb #e1e2bcbf
+# %% ../nbs/02_level.ipynb #9be14f24
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from .domain import ArgumentError, Domain, Operation, coerce, expected, object_from_file
 from .store import Store, digest
 
-# %% ../nbs/02_level.ipynb #5b78ddc3
+# %% ../nbs/02_level.ipynb #c37c458d
 ACTION_SENTENCE = "What to do."
 INVALID_ARGUMENTS = "Invalid arguments: " # how a server begins the refusal of arguments that do not fit the schema
 STATE = "granite://state" # the MCP resource from which the harness reads what a trial changed
@@ -30,15 +30,14 @@ class Tool:
 
     @cached_property
     def description(self) -> str:
-        "The sentence of the only operation, or one line for each."
-        if self.single: return self.operations[0].sentence
-        return "\n".join(["Carry out one action:"] + [f"- action={op.name}: {op.sentence} {takes(op)}" for op in self.operations])
+        "The sentences of its operations."
+        return " ".join(op.sentence for op in self.operations)
 
     @cached_property
     def input_schema(self) -> dict:
         "JSON Schema of the arguments."
         if self.single: return self.operations[0].schema
-        action = {"type": "string", "enum": [op.name for op in self.operations], "description": ACTION_SENTENCE}
+        action = {"type": "string", "enum": [op.name for op in self.operations], "description": f"{ACTION_SENTENCE} {' '.join(map(takes, self.operations))}"}
         union = {n: s for op in self.operations for n, s in op.schema["properties"].items()}
         always = [n for n in union if all(n in op.schema["required"] for op in self.operations)]
         return {"type": "object", "properties": {"action": action} | union, "required": ["action", *always]}
@@ -59,16 +58,16 @@ class Tool:
                          for n, s in self.input_schema["properties"].items())
         return f"**`{self.name}`** {self.description}\n\n| argument | type | required | values or fields | sentence |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/02_level.ipynb #e400de4e
+# %% ../nbs/02_level.ipynb #7c4b2769
 def takes(
     operation: Operation,
-) -> str: # "Takes sensor_id, optionally hours."
+) -> str: # "read_sensor takes sensor_id, optionally hours."
     "The arguments of an operation, by name."
     needed = operation.schema["required"]
     optional = [n for n in operation.schema["properties"] if n not in needed]
-    return "Takes " + (", ".join([*needed, *(["optionally " + ", ".join(optional)] if optional else [])]) or "nothing more") + "."
+    return f"{operation.name} takes " + (", ".join([*needed, *(["optionally " + ", ".join(optional)] if optional else [])]) or "nothing more") + "."
 
-# %% ../nbs/02_level.ipynb #1fe94284
+# %% ../nbs/02_level.ipynb #b1fa8e31
 @dataclass(frozen=True, eq=False)
 class Interface:
     "The tools of one domain at one level."
@@ -106,7 +105,7 @@ class Interface:
         rows = "\n".join(f"| `{t.name}` | {', '.join(op.name for op in t.operations)} | {len(t.input_schema['properties'])} |" for t in self.tools.values())
         return f"**{self.domain.title}, {self.level}**: {len(self.tools)} tools, digest `{self.digest}`\n\n| tool | operations | arguments |\n| --- | --- | --- |\n{rows}"
 
-# %% ../nbs/02_level.ipynb #ca0dfb9b
+# %% ../nbs/02_level.ipynb #31c29616
 @dataclass(frozen=True, eq=False)
 class Level:
     "A way to group the operations of any domain into tools."
@@ -123,7 +122,7 @@ class Level:
             tools[name] = Tool(name, tuple(domain.operations[f.__name__] for f in functions))
         return Interface(domain, self.name, tools)
 
-# %% ../nbs/02_level.ipynb #c55111a3
+# %% ../nbs/02_level.ipynb #897d8f9b
 L4 = Level("L4", lambda d: {f.__name__: [f] for f in d.primitives}, "fine-grained CRUD")
 L3 = Level("L3", lambda d: d.task_classes, "resource-oriented, task-level")
 L2 = Level("L2", lambda d: {f"{d.name}_query": [f for f in d.consolidated if f.effect == "read"],
@@ -132,7 +131,7 @@ L1 = Level("L1", lambda d: {d.name: d.consolidated}, "facade")
 
 LEVELS = {level.name: level for level in (L4, L3, L2, L1)}
 
-# %% ../nbs/02_level.ipynb #b0b80120
+# %% ../nbs/02_level.ipynb #2aef9a5c
 @lru_cache
 def load_level(
     name: str, # "L4" to "L1", or the path of a Python file that defines `level`
