@@ -7,12 +7,13 @@ MODEL ?= qwen2.5-coder-1.5b
 BIN := .venv/bin
 NAME = quick-$(MODEL)
 
-.PHONY: help setup run test clean-setup
+.PHONY: help setup run test readme clean-setup
 
 help:
 	@echo "make setup   .venv with everything pinned by constraints.txt"
 	@echo "make run     24 trials of the smart home on $(MODEL); another model: make run MODEL=smollm2-135m"
 	@echo "make test    export and notebooks in step, every notebook, every test"
+	@echo "make readme  README.md from nbs/index.ipynb, as it was last executed"
 
 setup: .venv/.ready
 
@@ -42,6 +43,9 @@ test: setup
 	@$(BIN)/nbdev_test --n_workers 2
 	@echo ">> tests"
 	@$(BIN)/python -m pytest -q -m "not slow"
+
+readme: setup
+	@$(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --no-input --output-dir . --output README.md nbs/index.ipynb
 
 clean-setup:
 	rm -rf .venv

@@ -1,4 +1,4 @@
-"The exported package is what the notebooks export, and the notebooks are clean. Works on a copy, so that nothing is lost."
+"The package is what the notebooks export, the notebooks are clean, the README is its notebook. Works on a copy, so that nothing is lost."
 import filecmp
 import shutil
 import subprocess
@@ -26,9 +26,12 @@ def main() -> int:
         package = different(ROOT / "granite", copy / "granite", "*.py")
         subprocess.run([BIN / "nbdev_clean"], cwd=copy, check=True)
         notebooks = different(ROOT / "nbs", copy / "nbs", "*.ipynb")
+        subprocess.run([BIN / "jupyter", "nbconvert", "--log-level=ERROR", "--to", "markdown", "--no-input", "--output-dir", copy, "--output", "README.md", copy / "nbs/index.ipynb"], check=True)
+        readme = (ROOT / "README.md").read_text(encoding="utf-8") != (copy / "README.md").read_text(encoding="utf-8")
     for name in package: print(f"granite/{name}: not what the notebooks export; run nbdev_export, or nbdev_update after a fix in the package")
     for name in notebooks: print(f"nbs/{name}: not clean; run nbdev_clean")
-    return 1 if package or notebooks else 0
+    if readme: print("README.md: not what nbs/index.ipynb gives; run make readme")
+    return 1 if package or notebooks or readme else 0
 
 
 if __name__ == "__main__": sys.exit(main())
