@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['P', 'LABELS', 'runs_folder', 'Study', 'open_study', 'number', 'readable', 'shown', 'beside', 'rows_beside',
-           'levels_figure', 'published_levels', 'sizes_figure', 'odds_table', 'odds_by_method', 'odds_figure',
+           'levels_figure', 'published_levels', 'sizes_figure', 'fitted', 'odds_table', 'odds_by_method', 'odds_figure',
            'frontier_figure', 'size_figure', 'domains_figure', 'load_figure', 'choices_figure', 'complexity_figure',
            'interfaces_figure', 'failed_trial', 'save', 'scratch', 'save_table', 'all_tables', 'all_figures',
            'headline', 'report']
 
-# %% ../nbs/46_report.ipynb #844e089b
+# %% ../nbs/46_report.ipynb #51e49eb0
 import hashlib
 import re
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ from .frames import calls_frame, model_calls_frame, sources, trials_frame
 from .published import STATED, published
 from .records import find_runs
 from .simulate import simulate
-from .stats import OddsRatios, odds_ratios
+from .stats import OddsRatios, StatsError, odds_ratios
 from .tables import counted, noted, numbers, usable
 
-# %% ../nbs/46_report.ipynb #82914323
+# %% ../nbs/46_report.ipynb #45631475
 def runs_folder() -> Path:
     "The nearest `runs/` at or above the current folder; else where it would be."
     here = Path.cwd()
@@ -76,7 +76,7 @@ def open_study(
     chosen = chosen or [run for run in find_runs(folder) if run.lines()]
     return Study(sources(chosen, folder) if chosen else [simulate()])
 
-# %% ../nbs/46_report.ipynb #d4ff0fd8
+# %% ../nbs/46_report.ipynb #6c753888
 P = -1  # in place of digits: a p-value
 LABELS = {  # column -> heading, digits
     "model": ("Model", None), "category": ("Category", None), "params_b": ("Parameters (billions)", 1), "quantization": ("Quantization", None), "n": ("Trials", 0),
@@ -123,8 +123,8 @@ def shown(
     group: str | None = None,  # column whose values head groups of rows
 ) -> GT:
     "A table for a notebook, the site or a paper."
-    text = readable(table)
-    group = LABELS.get(group, (group,))[0]
+    text = readable(table) if len(table) else noted(pd.DataFrame({"": ["nothing to show"]}), table.attrs.get("note", ""))
+    group = LABELS.get(group, (group,))[0] if len(table) else None
     great = GT(text, groupname_col=group, id=re.sub(r"\W+", "-", title.lower()).strip("-")).tab_header(title)
     for line in (text.attrs["note"], note):
         if line: great = great.tab_source_note(line)
@@ -154,7 +154,7 @@ def rows_beside(
     rows = pd.concat([mine, printed], ignore_index=True)
     return rows.loc[rows.value.fillna(rows.published).sort_values(ascending=False).index]
 
-# %% ../nbs/46_report.ipynb #1c6927b3
+# %% ../nbs/46_report.ipynb #9778c9e3
 def levels_figure(
     study: Study,
     value: str = "tc",  # column
@@ -188,12 +188,22 @@ def sizes_figure(
     "Table III as a figure: a value by size class and level."
     from granite.figures import levels_by_model
     table = tables.size_table(study.trials, np.random.default_rng(seed), draws)
-    ours = table[table.metric == value].rename(columns={"size_class": "model"})
-    for name in ("model", "level"): ours[name] = pd.Categorical(ours[name], list(dict.fromkeys(ours[name])), ordered=True)
+    ours, levels = table[table.metric == value].rename(columns={"size_class": "model"}), study.trials.level.cat.categories
+    if not len(ours): return None
+    ours = ours.assign(model=pd.Categorical(ours.model, list(dict.fromkeys(ours.model)), ordered=True), level=pd.Categorical(ours.level, levels, ordered=True))
     printed = published("table3_size_class").query("metric == @value").set_index("size_class")
-    theirs = {f"study A {size}": pd.DataFrame({"level": list(levels.index), "value": levels.to_numpy(float), "lo": np.nan, "hi": np.nan})
-              for size, levels in printed[["L4", "L3", "L2", "L1"]].iterrows()}
+    theirs = {f"study A {size}": pd.DataFrame({"level": list(means.index), "value": means.to_numpy(float), "lo": np.nan, "hi": np.nan})
+              for size, means in printed[["L4", "L3", "L2", "L1"]].iterrows()}
     return levels_by_model(ours, label, study.title(f"{label} by size class and level"), table.attrs["note"], published=theirs)
+
+def fitted(
+    trials: pd.DataFrame,  # one row a trial
+    **options,  # errors and method of `granite.stats.odds_ratios`
+) -> OddsRatios:  # without rows, and with the reason, where it cannot be fitted
+    "Study A's regression."
+    used = usable(trials)
+    try: return odds_ratios(used, **options)
+    except StatsError as reason: return OddsRatios((), len(used), options.get("method", "logit"), "no errors", (str(reason),))
 
 def odds_table(
     odds: OddsRatios,
@@ -217,7 +227,7 @@ def odds_figure(
 ):
     "Odds of completion by level, with study A's regression."
     from granite.figures import LEVEL_COLORS, interval_rows
-    found = odds_ratios(usable(study.trials), errors=errors)
+    found = fitted(study.trials, errors=errors)
     rows = found.frame()
     if not len(rows): return None
     rows = rows[(rows.term == "level") & rows.ratio.notna()].rename(columns={"category": "name", "ratio": "value", "low": "lo", "high": "hi"})
@@ -287,7 +297,8 @@ def choices_figure(
     table: pd.DataFrame,  # of `choices_table` or `left_out_table`
     title: str,
 ):
-    "L3 minus L4 under each choice, with the best level named."
+    "L3 minus L4 under each choice, with the best level named; None where there is nothing to compare."
+    if not len(table): return None
     from granite.figures import interval_rows
     rows = table.assign(name=[f"{name}  (best: {best})" for name, best in zip(table.name, table.best)])
     means = published("table2_granularity").set_index("level").tc
@@ -329,7 +340,7 @@ def interfaces_figure(
     caption(fig, f"{table.attrs['note']} No interval.")
     return fig
 
-# %% ../nbs/46_report.ipynb #95e4a807
+# %% ../nbs/46_report.ipynb #8d06267a
 def failed_trial(
     study: Study,
     scenario: str,
@@ -347,7 +358,7 @@ def failed_trial(
     trial = next(trial for trial in run.run.trials() if trial.key == first.key)
     return Transcript(trial, *gold_of(run.manifest)(scenario, level))
 
-# %% ../nbs/46_report.ipynb #c4844baa
+# %% ../nbs/46_report.ipynb #293cfd9a
 def save(
     fig,  # None: nothing was measured, nothing is written
     name: str,  # of the files, such as figure-4
@@ -382,14 +393,14 @@ def save_table(
     tex.write_text(great.as_latex(), encoding="utf-8"); html.write_text(great.as_raw_html() + "\n", encoding="utf-8")
     return [csv, tex, html]
 
-# %% ../nbs/46_report.ipynb #331b8c0b
+# %% ../nbs/46_report.ipynb #4cc868c1
 def all_tables(
     study: Study,
     draws: int = 2000, seed: int = 0,
 ) -> dict[str, tuple[str, pd.DataFrame]]:  # file name -> title, table
     "Every table of a study that has rows."
     trials, rng = study.trials, lambda: np.random.default_rng(seed)
-    odds = odds_ratios(usable(trials))
+    odds = fitted(trials)
     found = {
         "table-1-models": ("Overall performance", tables.model_table(trials, rng(), draws)),
         "table-2-granularity": ("Effect of granularity", tables.level_table(trials, rng(), draws)),

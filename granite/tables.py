@@ -11,17 +11,16 @@ __all__ = ['METRICS', 'RESAMPLED', 'SIZED', 'SIZES', 'truth', 'usable', 'counted
            'winner', 'pairing_table', 'rescue_table', 'needed_help', 'difference', 'native_only', 'choices_table',
            'left_out_table', 'has_both']
 
-# %% ../nbs/45_tables.ipynb #cf483103
+# %% ../nbs/45_tables.ipynb #f3d60d8b
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
 
 from .stats import (Estimate, StatsError, best_level, bootstrap_mean, bootstrap_table, cluster_bootstrap, cluster_means, joules_per_task,
                            paired_bootstrap, pareto_frontier, spearman)
 
-# %% ../nbs/45_tables.ipynb #94c2c677
+# %% ../nbs/45_tables.ipynb #6acc218f
 def truth(
     flags: pd.Series,  # of a boolean column, may hold missing values
 ) -> pd.Series:  # plain booleans; missing is false
@@ -50,7 +49,7 @@ def many(
     "A number with its noun."
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
-# %% ../nbs/45_tables.ipynb #d8945ef0
+# %% ../nbs/45_tables.ipynb #69579970
 def numbers(
     values: pd.Series,  # any numeric or boolean dtype
 ) -> np.ndarray:  # floats, NaN where missing
@@ -104,7 +103,7 @@ def noted(
     table.attrs["note"] = note
     return table
 
-# %% ../nbs/45_tables.ipynb #a8366693
+# %% ../nbs/45_tables.ipynb #4bef744d
 METRICS = ("tc", "f1", "arg_acc")
 
 def level_table(
@@ -133,7 +132,7 @@ def compared(
     try: return paired_bootstrap(used, rng, METRICS, draws=draws).rows
     except StatsError: return ()
 
-# %% ../nbs/45_tables.ipynb #2223afce
+# %% ../nbs/45_tables.ipynb #baf72168
 RESAMPLED = {"models": ("model",), "scenarios": ("scenario",), "models and scenarios": ("model", "scenario")}
 
 def clusters_table(
@@ -160,7 +159,7 @@ def wins_table(
     rows = [{"level": level, "models": int(best[level].sum()), "which": ", ".join(map(str, best.index[best[level]]))} for level in means]
     return noted(pd.DataFrame(rows), f"{counted(trials)}. Highest mean of {value} per model; ties count for each level.")
 
-# %% ../nbs/45_tables.ipynb #c5f532c7
+# %% ../nbs/45_tables.ipynb #574d6db1
 def model_level_table(
     trials: pd.DataFrame,  # one row a trial
     value: str,  # column to average
@@ -189,7 +188,7 @@ def overall_table(
     rows = [(level, *(optional(x) for x in (e.value, e.low, e.high))) for (level,), _, e in means.rows]
     return noted(pd.DataFrame(rows, columns=["level", "value", "lo", "hi"]), f"All models: {means.rows[0][2].source()}.")
 
-# %% ../nbs/45_tables.ipynb #fd86c8b9
+# %% ../nbs/45_tables.ipynb #5e4719c6
 def size_table(
     trials: pd.DataFrame,  # one row a trial
     rng: np.random.Generator,
@@ -198,7 +197,8 @@ def size_table(
     "Effect of granularity below and from 8 billion parameters."
     used = usable(trials)
     frame = bootstrap_table(used, list(METRICS), rng, by=("size_class", "level"), draws=draws).frame()
-    table = frame.rename(columns={"low": "lo", "high": "hi"})[["metric", "size_class", "level", "value", "lo", "hi", "units"]]
+    table = frame.rename(columns={"low": "lo", "high": "hi"}).reindex(columns=["metric", "size_class", "level", "value", "lo", "hi", "units"])
+    table = table.astype(dict.fromkeys(["value", "lo", "hi"], float))
     classes = used.groupby("size_class", observed=True).model.nunique()
     sizes = ", ".join(f"{many(n, 'model')} {name}" for name, n in classes.items())
     return noted(table, f"{counted(trials)}: {sizes}. 95% percentile bootstrap over models, {draws:,} resamples; empty where a class has one model.")
@@ -224,7 +224,7 @@ def class_changes(
     changes.columns = [str(level) for level in changes.columns]
     return noted(changes.reset_index(), f"{metric}: change against {reference} as a fraction of it. {table.attrs.get('note', '')}")
 
-# %% ../nbs/45_tables.ipynb #6fb660be
+# %% ../nbs/45_tables.ipynb #8281bb35
 def energy_table(
     trials: pd.DataFrame,  # one row a trial
     rng: np.random.Generator,
@@ -254,7 +254,7 @@ def efficiency_table(
     columns = [name for level in mean.columns for name in (level, f"{level}_sd")]
     return noted(mean.join(spread)[columns].reset_index(), f"{counted(trials)}. Mean and standard deviation over trials.")
 
-# %% ../nbs/45_tables.ipynb #a073a5bf
+# %% ../nbs/45_tables.ipynb #eee277fa
 def best_level_table(
     trials: pd.DataFrame,  # one row a trial
     rng: np.random.Generator,
@@ -288,10 +288,10 @@ def sensitivity_table(
 ) -> pd.DataFrame:  # quantity, rho, smallest, smallest_without, largest, largest_without, models
     "How far a rank correlation moves when any two models are left out, as study A did for two."
     used = usable(trials)
-    means = used.astype({name: float for name in SIZED}).groupby("model", observed=True)[["params_b", *SIZED]].mean()
+    means = used.assign(**{name: numbers(used[name]) for name in ("params_b", *SIZED)}).groupby("model", observed=True)[["params_b", *SIZED]].mean().dropna(subset="params_b")
     rows = []
     for name, what in SIZED.items():
-        rho = {out: spearmanr(*means.drop(list(out))[["params_b", name]].to_numpy().T).statistic for out in combinations(means.index, left_out)} if len(means) > left_out + 2 else {}
+        rho = {out: means.drop(list(out))[["params_b", name]].corr("spearman").iloc[0, 1] for out in combinations(means.index, left_out)} if len(means) > left_out + 2 else {}
         rho = {out: value for out, value in rho.items() if np.isfinite(value)}
         low, high = (min(rho, key=rho.get), max(rho, key=rho.get)) if rho else ((), ())
         rows.append({"quantity": what, "rho": optional(spearman(means.params_b, means[name]).rho), "smallest": rho.get(low, np.nan), "smallest_without": ", ".join(low),
@@ -299,7 +299,7 @@ def sensitivity_table(
     few = "" if len(means) > left_out + 2 else f" Not defined for {many(len(means), 'model')}: at least {left_out + 3} are needed."
     return noted(pd.DataFrame(rows), f"{counted(trials)}. Spearman, every {left_out} models left out in turn.{few}")
 
-# %% ../nbs/45_tables.ipynb #be82202f
+# %% ../nbs/45_tables.ipynb #3a9f6609
 def domain_table(
     trials: pd.DataFrame,  # one row a trial
 ) -> pd.DataFrame:  # model x domain
@@ -351,7 +351,7 @@ def scenario_table(
     table = grouped[list(METRICS)].mean().join(grouped.size().rename("n")).reset_index()
     return noted(table.sort_values(["tc", "f1", "scenario"], ignore_index=True), counted(trials))
 
-# %% ../nbs/45_tables.ipynb #f265e350
+# %% ../nbs/45_tables.ipynb #5f7c23d8
 SIZES = ("tools", "arguments", "largest_tool", "required", "choices", "largest_enum", "depth", "schema_tokens")
 
 def interface_table(
@@ -382,7 +382,7 @@ def complexity_table(
                          "rho_within": optional(within.rho), "p_within": optional(within.p_permutation), "interfaces": whole.n})
     return noted(pd.DataFrame(rows), f"{table.attrs['note']} Spearman with permutation p; within: after taking away each domain's mean. Levels of a domain share operations, so interfaces are not independent.")
 
-# %% ../nbs/45_tables.ipynb #1e386239
+# %% ../nbs/45_tables.ipynb #d4924633
 def winner(
     trials: pd.DataFrame,  # one row a trial
     value: str = "tc",
