@@ -36,6 +36,7 @@ class Decoding:
 
 DECODINGS = {"greedy": Decoding(), "sampling": Decoding(0.7, 0.9)}
 
+# %% ../../nbs/toolcall/04_generate.ipynb #c006
 @dataclass(frozen=True)
 class Condition:
     "One way to ask"
@@ -65,7 +66,7 @@ def listed(
     "Names as a tuple"
     return tuple(v.strip() for v in value.split(",")) if isinstance(value, str) else tuple(value)
 
-# %% ../../nbs/toolcall/04_generate.ipynb #c008
+# %% ../../nbs/toolcall/04_generate.ipynb #c009
 @dataclass
 class Completion:
     "What came back, and what it took"
@@ -78,7 +79,7 @@ class Completion:
     decode_ms: float|None = None      # writing the reply
     wall_s: float|None = None         # as the caller saw it
 
-
+# %% ../../nbs/toolcall/04_generate.ipynb #c010
 class EmbeddedModel:
     "A GGUF model on granite's embedded engine: `with EmbeddedModel('smollm2-135m') as m`"
     def __init__(self,
@@ -127,7 +128,7 @@ class EmbeddedModel:
             self.engine._call("/slots/0?action=save", {"filename": self.saved[prefix]})
         self.engine._call("/slots/0?action=restore", {"filename": self.saved[prefix]})
 
-# %% ../../nbs/toolcall/04_generate.ipynb #c010
+# %% ../../nbs/toolcall/04_generate.ipynb #c012
 CHECKPOINTS = {  # model -> hub name and revision
     "phi-1.5": ("microsoft/phi-1_5", "675aa382d814580b22651a30acb1a585d7c25963"),
     "pythia-1.4b": ("EleutherAI/pythia-1.4b", "fedc38a16eea3bd36a96b906d78d11d2ce18ed79"),
@@ -136,6 +137,7 @@ CHECKPOINTS = {  # model -> hub name and revision
     "qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", "8faed761d45a263340a0528343f099c05c9a4323"),
 }
 
+# %% ../../nbs/toolcall/04_generate.ipynb #c013
 class TransformersModel:
     "A checkpoint in FP32 on the CPU"
     def __init__(self,
@@ -196,7 +198,7 @@ class TransformersModel:
         return Completion(self.tokenizer.decode(new, skip_special_tokens=True), "stop" if ended else "length", asked, len(new), 0,
                           round(1000 * (steps[0] - start), 1), round(1000 * (steps[-1] - steps[0]), 1), round(time.perf_counter() - start, 3))
 
-# %% ../../nbs/toolcall/04_generate.ipynb #c013
+# %% ../../nbs/toolcall/04_generate.ipynb #c016
 def load_model(
     model:str,           # key, path of a .gguf file, or a checkpoint
     backend="llama.cpp", # or transformers
@@ -208,7 +210,7 @@ def load_model(
     if backend not in backends: raise GenerateError(f"backend: expected one of {', '.join(backends)}, got {backend!r}")
     return backends[backend](model, threads=threads, **options)
 
-# %% ../../nbs/toolcall/04_generate.ipynb #c016
+# %% ../../nbs/toolcall/04_generate.ipynb #c019
 def ask_text(
     model,               # EmbeddedModel or TransformersModel
     condition:Condition,
@@ -226,6 +228,7 @@ def ask_text(
     if refused: messages += [{"role": "assistant", "content": refused[0]}, {"role": "user", "content": again.format("; ".join(refused[1]))}]
     return model.chat(messages)
 
+# %% ../../nbs/toolcall/04_generate.ipynb #c020
 def record_key(
     model_sha256:str,    # of the weights
     condition:Condition,
@@ -243,6 +246,7 @@ def shared_prefix(model, condition, tools)->str:
     common = os.path.commonprefix(texts)
     return common[:common.rfind("\n") + 1]
 
+# %% ../../nbs/toolcall/04_generate.ipynb #c021
 def ask(
     model,                # EmbeddedModel or TransformersModel
     condition:Condition,
@@ -262,7 +266,7 @@ def ask(
         record |= {"final": second.text, "repair": {"problems": problems} | asdict(second)}
     return record
 
-# %% ../../nbs/toolcall/04_generate.ipynb #c018
+# %% ../../nbs/toolcall/04_generate.ipynb #c023
 def host_facts()->dict:
     "The machine, as far as it tells"
     read = lambda path: Path(path).read_text().strip() if Path(path).exists() else None
@@ -282,6 +286,7 @@ def tidy(
         with open(file, "r+b") as f: f.truncate(len(whole))
     return [json.loads(line) for line in whole.splitlines()]
 
+# %% ../../nbs/toolcall/04_generate.ipynb #c024
 def run_conditions(
     model,           # EmbeddedModel or TransformersModel, entered
     grid:list,       # of Condition
@@ -299,18 +304,21 @@ def run_conditions(
         facts = model.facts
         _write_manifest(folder, facts, grid)
         planned = [(c, i, p) for c in grid for i, p in enumerate(load_prompts(c.prompts).head(limit or 10**6).itertuples())]
-        new = 0
+        new, (joules, _) = 0, energy_source()
         for at, (condition, place, prompt) in enumerate(planned, 1):
             seed = DECODINGS[condition.decoding].seed + 1000 * condition.repetition + place
             mend = repair and (condition.template, condition.decoding, condition.constraint) == ("chat", "greedy", "none")
             key = record_key(facts["sha256"], condition, ask_text(model, condition, prompt.prompt, tools_for(prompt.kind)), seed, tools_for(prompt.kind), mend)
             if key not in done:
                 record = {"format": 1, "key": key, "model": model.key, "id": prompt.id} | asdict(condition) | {"seed": seed, "started_at": datetime.now(UTC).isoformat(timespec="seconds")}
-                out.write(json.dumps(record | ask(model, condition, prompt, seed, mend)).encode() + b"\n"); out.flush()
+                before = joules() if joules else None
+                record |= ask(model, condition, prompt, seed, mend)
+                out.write(json.dumps(record | {"energy_j": joules() - before if joules else None}).encode() + b"\n"); out.flush()
                 new += 1
             if progress: progress(at, len(planned), condition)
     return new
 
+# %% ../../nbs/toolcall/04_generate.ipynb #c025
 def _lock(folder):
     "One writer a folder; the lock's file lies in the cache, not in the run"
     file = cache_folder("locks") / f"{digest(str(Path(folder).resolve()))}.lock"
@@ -334,7 +342,7 @@ def energy_source()->tuple: # a function giving joules so far (None where nothin
     if not packages: return None, "not measured: " + rapl_meters()[0].missing
     return (lambda: sum(m.read()["energy_j"] for m in packages)), ", ".join(m.name for m in packages)
 
-# %% ../../nbs/toolcall/04_generate.ipynb #c023
+# %% ../../nbs/toolcall/04_generate.ipynb #c030
 def load_replies(
     runs # folder that holds one folder a model, or one such folder
 )->pd.DataFrame: # one row a reply; empty where nothing has run

@@ -85,7 +85,7 @@ class Call:
         "The call in its plain form"
         return json.dumps({"name": self.name, "arguments": self.arguments})
 
-
+# %% ../../nbs/toolcall/01_parser.ipynb #c014
 class _Unfit(ValueError): "Well-formed JSON that has no single value here: a key twice, or a number beyond what can be written back"
 
 def _pairs(pairs):
@@ -104,10 +104,10 @@ def _float(digits):
 
 def _decode(text): return json.loads(text, object_pairs_hook=_pairs, parse_int=_integer, parse_float=_float)
 
-
+# %% ../../nbs/toolcall/01_parser.ipynb #c015
 def _arguments(value):
     "The object under an arguments key, or None; a string may hold it, as in OpenAI's wire format"
-    if isinstance(value, str) and object_spans(value)[0][:1] == [(0, len(value.strip()), False)]: value = _decode(value)
+    if isinstance(value, str) and object_spans(value)[0][:1] == [(0, len(value.strip(" \t\r\n")), False)]: value = _decode(value)
     return value if isinstance(value, dict) else None
 
 def calls_in(
@@ -124,7 +124,7 @@ def calls_in(
     extra = tuple(k for k in value if k not in (name, key))
     return [Call(value[name].strip(), arguments or {}, arguments is not None, extra)]
 
-# %% ../../nbs/toolcall/01_parser.ipynb #c016
+# %% ../../nbs/toolcall/01_parser.ipynb #c018
 VERDICTS = ("strict", "recovered", "ambiguous", "not_a_call", "no_json")
 
 _thought = re.compile(r"\s*+<think>(?:(?!</think>).)*+(?:</think>)?", re.S)
@@ -139,7 +139,7 @@ class Candidate:
     calls: tuple = ()  # of Call
     problem: str = ""  # why it has no single value, if so
 
-
+# %% ../../nbs/toolcall/01_parser.ipynb #c019
 @dataclass(frozen=True)
 class Reading:
     "What a reply holds"
@@ -161,7 +161,7 @@ class Reading:
     @property
     def whole(self)->bool:
         "Is the whole reply, spaces aside, one JSON object?"
-        return len(self.candidates) == 1 and self.text.strip() == self.text[self.candidates[0].start:self.candidates[0].end]
+        return len(self.candidates) == 1 and self.text.strip(" \t\r\n") == self.text[self.candidates[0].start:self.candidates[0].end]
 
     @property
     def prose(self)->str:
@@ -169,7 +169,7 @@ class Reading:
         edges = [0, *(x for c in self.candidates for x in (c.start, c.end)), len(self.text)]
         return " ".join(_wrapping.sub(" ", "".join(self.text[a:b] for a, b in zip(edges[::2], edges[1::2]))).split())
 
-
+# %% ../../nbs/toolcall/01_parser.ipynb #c020
 def _candidate(text, start, end):
     try: return Candidate(start, end, tuple(calls_in(_decode(text[start:end]))))
     except _Unfit as e: return Candidate(start, end, (), str(e))

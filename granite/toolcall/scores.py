@@ -28,6 +28,7 @@ def call_errors(
     if any(name in call.arguments and not same_value(call.arguments[name], value) for name, value in expected.items()): found.append("wrong_value")
     return found
 
+# %% ../../nbs/toolcall/02_scores.ipynb #c008
 def score(
     reply:str,      # what the model wrote
     tool:str,       # the right tool; empty where none is right
@@ -54,6 +55,7 @@ def _score_call(reading, first, tool, expected, tools):
             "schema_exact": right and not extra and not reading.call.extra_keys and not call_problems(reading.call, tools),
             "extra_arguments": extra, "extra_keys": list(first.extra_keys) if first else [], "error": (stage + errors + [None])[0], "errors": stage + errors}
 
+# %% ../../nbs/toolcall/02_scores.ipynb #c009
 def _score_holding_back(reading, first, tool, expected, tools, right):
     errors = ["acted"] if first else []
     if right == "ask" and not _asks(reading.prose, tool, expected, tools): errors.append("did_not_ask")
@@ -63,7 +65,7 @@ def _asks(prose, tool, expected, tools):
     missing = [n for n in tools[tool]["input_schema"]["required"] if n not in expected]
     return "?" in prose or any(re.search(rf"\b{re.escape(n).replace('_', '[_ ]')}\b", prose, re.I) for n in missing)
 
-# %% ../../nbs/toolcall/02_scores.ipynb #c013
+# %% ../../nbs/toolcall/02_scores.ipynb #c015
 def score_replies(
     replies:pd.DataFrame, # with columns id and reply, as generate.load_replies gives them
     prompts:pd.DataFrame, # as prompts.load_prompts gives them

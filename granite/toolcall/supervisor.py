@@ -65,7 +65,7 @@ class Decision:
     stage: str = ""     # what decided: reply, tool, arguments, policy, confirmation, or empty
     reason: str = ""    # one line for the model (retry) or the log (stop)
 
-
+# %% ../../nbs/toolcall/03_supervisor.ipynb #c013
 @dataclass
 class Supervisor:
     "Decides about every call before a tool sees it"
@@ -115,7 +115,7 @@ class Supervisor:
     def _problem(self, stage, call, reason, attempt):
         return Decision("retry" if self.mode == "repair" and attempt < self.max_repairs else "stop", call, stage, reason)
 
-# %% ../../nbs/toolcall/03_supervisor.ipynb #c019
+# %% ../../nbs/toolcall/03_supervisor.ipynb #c020
 def supervision_effect(
     scored,               # a frame as scores.score_replies gives it
     supervise:Callable    # kind of prompt -> Supervisor
