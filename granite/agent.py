@@ -166,7 +166,7 @@ def prompted_messages(
         else: merged.append(m)
     return merged
 
-# %% ../nbs/23_agent.ipynb #25c4733c
+# %% ../nbs/23_agent.ipynb #c2bdf7f8
 def plain_messages(messages, # as ADK made them
                   ) -> list[dict]: # with our system prompt in place of ADK's
     "Messages as plain data, content as text."
@@ -514,7 +514,7 @@ async def run_trial(
                  request=scenario.user_prompt, model_calls=recorder.model_calls, tool_calls=recorder.tool_calls, answer=recorder.answer,
                  end_state=None if state is None else {"changed": state})
 
-# %% ../nbs/23_agent.ipynb #fb80ad39
+# %% ../nbs/23_agent.ipynb #849fcafa
 def run_sync(
     coroutine, # what to run
 ):

@@ -18,7 +18,7 @@ from .domain import domain_names, load_domain
 from .level import LEVELS, load_level
 from .scenario import Scenario, load_scenarios
 
-# %% ../nbs/24_experiment.ipynb #15369c47
+# %% ../nbs/24_experiment.ipynb #33ce56de
 class Experiment(Controls):
     "What is run, for every model alike."
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -29,6 +29,10 @@ class Experiment(Controls):
     scenarios: list[str] | None = None # ids; default: all of the domains and difficulties
     repetitions: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1) # trials at the same time; above 1 it changes latency and may change outcomes
+    isolation: Literal["auto", "strict", "shared"] = "auto" # strict: no trial sees what ran before it; auto: strict where the engine is ours and concurrency is 1
+    executor: Literal["local", "ray"] = "local" # ray: trials spread over a cluster
+    workers: int = Field(0, ge=0) # ray: trials at the same time, each on a worker with a model server of its own; 0: one a server, GPU or node
+    servers: list[str] = [] # ray: base URLs of servers of the same model, one worker each
     meters: Literal["auto", "off"] = "auto" # telemetry beside the trials
     max_attempts: int = Field(3, ge=1) # of one trial, when the infrastructure fails
     out: str = "runs" # folder for run folders
