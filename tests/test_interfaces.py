@@ -99,10 +99,11 @@ def test_sentences_word_for_word(domain, level):
     for tool in door(domain, level).tools.values():
         description, schema = given[tool.name]
         for operation in tool.operations:
-            lines = [description] if tool.single else [line for line in description.splitlines() if re.search(rf"(?<!\w){operation.name}: ", line)]
-            assert len(lines) == 1 and operation.sentence in lines[0], f"{tool.name}: the sentence of {operation.name} is not shown as it is"
+            shown = re.findall(rf"(?:^|(?<=\s)){re.escape(operation.sentence)}(?=\s|$)", description)
+            assert len(shown) == 1, f"{tool.name}: the sentence of {operation.name} is not shown as it is, once"
             for name, argument in operation.schema["properties"].items():
                 assert schema["properties"][name] == argument, f"{tool.name}: argument {name} differs from {operation.name}"
+        if not tool.single: assert schema["properties"]["action"]["enum"] == [op.name for op in tool.operations]
         always = {n for n in schema["required"] if n != "action"}
         assert always == set.intersection(*(set(op.schema["required"]) for op in tool.operations))
 
