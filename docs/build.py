@@ -11,10 +11,12 @@ from nbdev.serve import proc_nbs
 
 PREFIX = r"\d+[a-zA-Z0-9]*_"                       # nbdev calls the page of 00_store.ipynb store.html
 
-def has_import(code: str):
-    "Does a cell import? nbdev would run all of such a cell, for signatures that only exported cells have."
-    try: return any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(ast.parse(code)))
-    except SyntaxError: return False
+def imports(code: str):
+    "Does a cell import, and does it do nothing else? nbdev would run all of a cell that imports, for signatures that only exported cells have."
+    try: tree = ast.parse(code)
+    except SyntaxError: return False, False
+    is_import = lambda node: isinstance(node, (ast.Import, ast.ImportFrom))
+    return any(map(is_import, ast.walk(tree))), bool(tree.body) and all(map(is_import, tree.body))
 
 def for_readers(notebook: dict):
     "The notebook as the site shows it: exported code stays visible, text under the title stays, nothing but exported code runs."
@@ -29,7 +31,10 @@ def for_readers(notebook: dict):
                 notebook["cells"].insert(notebook["cells"].index(cell) + 1, {"cell_type": "markdown", "id": "under-title", "metadata": {}, "source": rest})
         elif cell["cell_type"] == "code":
             shown = re.sub(r"^#\|\s*export\s*$", "#| exports", text, flags=re.M)
-            cell["source"] = shown if shown != text or not has_import(text) else "#| eval: false\n" + text
+            some, only = imports(text)
+            folded = '#| code-fold: true\n#| code-summary: "Imports"\n' if only else ""
+            cell["source"] = folded + (shown if shown != text or not some else "#| eval: false\n" + text)
+    notebook["cells"].append({"cell_type": "markdown", "id": "end", "metadata": {}, "source": "<!-- end -->"})       # nbdev looks past an exported last cell
     return notebook
 
 def copy_notebooks(source: Path, copy: Path, cache: Path):
@@ -51,8 +56,7 @@ def nbdev_names(site: Path):
     names = {}
     for page in sorted(site.rglob("*.html")):
         new = page.with_name(re.sub("^" + PREFIX, "", page.name.lower()))
-        if new == page: continue
-        if new.exists(): sys.exit(f"{page.relative_to(site)} and another notebook both become {new.relative_to(site)}: rename one of the notebooks")
+        if new.exists(): continue                  # already so, or taken by an earlier notebook
         page.rename(new)
         names[page.name] = new.name
     return names
@@ -89,6 +93,7 @@ def order_headings(text: str):
 def plain_signatures(text: str):
     "Leave out what nbdev says of a name whose signature Python does not know."
     text = re.sub(r"args:VAR_POSITIONAL, kwargs:VAR_KEYWORD", "...", text)
+    text = re.sub(r'(<code class="sourceCode python">)\s*\n', r"\1", text)
     return text.replace("<p><em>Call self as a function.</em></p>", "")
 
 def scrollable(text: str):
@@ -115,7 +120,10 @@ def main():
     copy_notebooks(cfg.nbs_path, copy, cfg.config_path/"_proc")
     work = proc_nbs(path=copy, n_workers=2)
     built = work/cfg.doc_path.name
-    subprocess.run([Path(sys.executable).with_name("smalldocs"), "render", "--quiet", work], check=True)
+    done = subprocess.run([Path(sys.executable).with_name("smalldocs"), "render", "--quiet", work], capture_output=True, text=True)
+    told = [line for line in done.stderr.splitlines() if "output-file is not read" not in line]     # nbdev_names sees to it
+    if told: print("\n".join(told), file=sys.stderr)
+    if done.returncode: sys.exit(done.returncode)
     finish(built, cfg.doc_host + cfg.doc_baseurl)
     shutil.rmtree(cfg.doc_path, ignore_errors=True)
     shutil.move(built, cfg.doc_path)

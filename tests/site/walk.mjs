@@ -79,7 +79,7 @@ errors = [];
 await open(pages[0], WIDE);
 await tab.keyboard.press("/");
 await tab.keyboard.type("ArgAcc", { delay: 30 });
-await tab.waitForSelector(".search-result", { timeout: 20000 });
+await tab.waitForSelector(".search-result", { timeout: 20000 }).catch(() => {});     // none found: the test says so
 report.search = { errors, hits: await tab.$$eval(".search-result", (all) => all.map((a) => `${a.getAttribute("href")} ${a.innerText}`)) };
 await tab.screenshot({ path: `${shots}/search.png` });
 await browser.close();
