@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['PLAIN_TYPES', 'TASK_CLASSES', 'read', 'write', 'json_schema', 'ArgumentError', 'Operation', 'closed', 'expected',
-           'explain', 'coerce', 'Domain', 'domain_names', 'object_from_file', 'load_domain']
+           'explain', 'coerce', 'Domain', 'domain_names', 'line_in', 'object_from_file', 'load_domain']
 
-# %% ../nbs/01_domain.ipynb #1b339688
+# %% ../nbs/01_domain.ipynb #2dfcd111
 import importlib
 import importlib.util
 import inspect
 import json
 import pkgutil
+import re
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -22,7 +25,7 @@ from annotated_types import Interval
 
 from .store import OperationError, Store, plain
 
-# %% ../nbs/01_domain.ipynb #d1dff48a
+# %% ../nbs/01_domain.ipynb #15a748cd
 def read(
     function: Callable, # (store, ...) -> dict
 ) -> Callable: # the same function
@@ -37,7 +40,7 @@ def write(
     function.effect = "write"
     return function
 
-# %% ../nbs/01_domain.ipynb #ecadeb97
+# %% ../nbs/01_domain.ipynb #340f9ecf
 PLAIN_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 def json_schema(
@@ -61,7 +64,7 @@ def json_schema(
         return {"type": "object", "properties": {n: json_schema(t) for n, t in fields.items()}} | ({"required": needed} if needed else {})
     raise TypeError(f"no plain JSON Schema for {annotation!r}; use str, int, float, bool, Literal, list or TypedDict")
 
-# %% ../nbs/01_domain.ipynb #c2934726
+# %% ../nbs/01_domain.ipynb #47316cc9
 class ArgumentError(OperationError):
     "Arguments that do not fit the schema of an operation."
 
@@ -87,6 +90,13 @@ class Operation:
             if p.default not in (p.empty, None): properties[p.name]["default"] = p.default
         return {"type": "object", "properties": properties, "required": [p.name for p in parameters if p.default is p.empty]}
 
+    def untyped(self) -> str: # ".lamp_id: no type; ...", or nothing
+        "Why the arguments have no schema."
+        try: self.schema
+        except KeyError as e: return f".{e.args[0]}: no type; expected Annotated[type, 'sentence']"
+        except (TypeError, NameError) as e: return f": {e}"
+        return ""
+
     @cached_property
     def validator(self):
         "Of the arguments. jsonschema is imported late: its format checkers take a second to load."
@@ -110,7 +120,7 @@ class Operation:
             if before is not None: store.records = before
             raise
 
-# %% ../nbs/01_domain.ipynb #6ee68631
+# %% ../nbs/01_domain.ipynb #712d78ea
 def closed(
     schema: dict, # JSON Schema
 ) -> dict: # the same, with no further properties allowed in any object
@@ -147,7 +157,7 @@ def explain(
         return f"{path}.{missing}: missing; expected {expected(error.schema['properties'][missing])}"
     return f"{path}: expected {expected(error.schema)}, got {json.dumps(error.instance, ensure_ascii=False)}"
 
-# %% ../nbs/01_domain.ipynb #b1c4ee96
+# %% ../nbs/01_domain.ipynb #2c675253
 def coerce(
     value, # what the agent gave
     schema: dict, # what is expected there
@@ -162,7 +172,7 @@ def coerce(
     if isinstance(value, list): return [coerce(v, schema.get("items", {})) for v in value]
     return value
 
-# %% ../nbs/01_domain.ipynb #e9019b75
+# %% ../nbs/01_domain.ipynb #88189edf
 TASK_CLASSES = ("status", "action", "configuration", "analysis")
 
 @dataclass(frozen=True, eq=False)
@@ -177,16 +187,29 @@ class Domain:
     consolidated: list[Callable] # operations at L2 and L1
     path: Path | None = None # where a domain outside the package was found
 
+    def __repr__(self): return f"Domain({self.name})"
+
     @cached_property
     def operations(self) -> dict[str, Operation]:
         "All operations by name, each once."
         functions = [*self.primitives, *(f for group in self.task_classes.values() for f in group), *self.consolidated]
         return {f.__name__: Operation(f) for f in functions}
 
+    def unusable(self) -> list[str]: # empty if the domain can be looked into
+        "What stands in the way of everything else, one line each."
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name): return [f"name: expected lower-case letters, digits and _, since it names tools; got {self.name!r}"]
+        if not all(isinstance(g, (list, tuple)) for g in (self.primitives, self.consolidated, *self.task_classes.values())):
+            return ["primitives, consolidated and each task class: expected lists of operations"]
+        try: first, second = self.seed(), self.seed()
+        except Exception as e: return [f"seed: {type(e).__name__}: {e}"]
+        return [] if first.digest() == second.digest() else ["seed: two stores differ; expected the same every time"]
+
     def problems(self) -> list[str]: # empty if all is well
         "What is wrong with this domain, one line each."
+        if found := self.unusable(): return found
         found = [f"{op.name}: marked neither @read nor @write" for op in self.operations.values() if not hasattr(op.function, "effect")]
         found += [f"{op.name}: no docstring; expected one sentence for the agent" for op in self.operations.values() if not op.function.__doc__]
+        found += [f"{op.name}{problem}" for op in self.operations.values() if (problem := op.untyped())]
         if found: return found
         meaning = {}
         for op in self.operations.values():
@@ -207,12 +230,21 @@ class Domain:
                          for op in self.operations.values())
         return f"**{self.title}** ({self.area})\n\n| operation | | sentence | required | optional |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/01_domain.ipynb #bea9b5e4
+# %% ../nbs/01_domain.ipynb #62856473
 def domain_names() -> list[str]: # in alphabetical order
     "The domains that come with the package."
     try: package = importlib.import_module("granite.domains")
     except ModuleNotFoundError: return []
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+
+def line_in(
+    error: Exception,
+    path: Path, # of a Python file
+) -> str: # ", line 12", or nothing
+    "Where in a file an error arose."
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    at = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+    return f", line {at}" if at else ""
 
 def object_from_file(
     path, # of a Python file
@@ -223,8 +255,9 @@ def object_from_file(
     path = Path(path).resolve()
     if not path.is_file(): raise ValueError(f"{name} {path.name}: no such file")
     spec = importlib.util.spec_from_file_location(f"granite_{name}_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec) # where typing and dataclasses look names up
+    try: spec.loader.exec_module(module)
+    except Exception as e: raise ValueError(f"{name} {path.name}{line_in(e, path)}: {type(e).__name__}: {e}") from e
     if not isinstance(found := getattr(module, name, None), kind): raise ValueError(f"{name} {path.name}: expected an object named `{name}` of type {kind.__module__}.{kind.__name__}")
     return found
 
@@ -233,7 +266,9 @@ def load_domain(
     name: str, # e.g. "smarthome", or the path of a Python file that defines `domain`
 ) -> Domain:
     "Find a domain. Raises ValueError with one line if there is none or something is wrong with it."
-    if str(name).endswith(".py"): domain = replace(object_from_file(name, "domain", Domain), path=Path(name).resolve())
+    if str(name).endswith(".py"):
+        domain = replace(object_from_file(name, "domain", Domain), path=Path(name).resolve())
+        if domain.name in domain_names(): raise ValueError(f"domain {name}: name: {domain.name!r} comes with the package; expected another name")
     elif name in domain_names(): domain = importlib.import_module(f"granite.domains.{name}").domain
     else: raise ValueError(f"domain {name!r}: not known; expected one of {', '.join(domain_names())}, or the path of a .py file")
     problems = domain.problems()

@@ -6,7 +6,8 @@
 __all__ = ['ACTION_SENTENCE', 'INVALID_ARGUMENTS', 'STATE', 'L4', 'L3', 'L2', 'L1', 'LEVELS', 'Tool', 'takes', 'Interface',
            'Level', 'load_level']
 
-# %% ../nbs/02_level.ipynb #9be14f24
+# %% ../nbs/02_level.ipynb #bfdfbd50
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,7 +15,7 @@ from functools import cached_property, lru_cache
 from .domain import ArgumentError, Domain, Operation, coerce, expected, object_from_file
 from .store import Store, digest
 
-# %% ../nbs/02_level.ipynb #c37c458d
+# %% ../nbs/02_level.ipynb #0fe5fd34
 ACTION_SENTENCE = "What to do."
 INVALID_ARGUMENTS = "Invalid arguments: " # how a server begins the refusal of arguments that do not fit the schema
 STATE = "granite://state" # the MCP resource from which the harness reads what a trial changed
@@ -58,7 +59,7 @@ class Tool:
                          for n, s in self.input_schema["properties"].items())
         return f"**`{self.name}`** {self.description}\n\n| argument | type | required | values or fields | sentence |\n| --- | --- | --- | --- | --- |\n{rows}"
 
-# %% ../nbs/02_level.ipynb #7c4b2769
+# %% ../nbs/02_level.ipynb #f843480c
 def takes(
     operation: Operation,
 ) -> str: # "read_sensor takes sensor_id, optionally hours."
@@ -67,13 +68,15 @@ def takes(
     optional = [n for n in operation.schema["properties"] if n not in needed]
     return f"{operation.name} takes " + (", ".join([*needed, *(["optionally " + ", ".join(optional)] if optional else [])]) or "nothing more") + "."
 
-# %% ../nbs/02_level.ipynb #b1fa8e31
+# %% ../nbs/02_level.ipynb #03ce898b
 @dataclass(frozen=True, eq=False)
 class Interface:
     "The tools of one domain at one level."
     domain: Domain
     level: str # e.g. "L3"
     tools: dict[str, Tool] # by name
+
+    def __repr__(self): return f"Interface({self.domain.name}, {self.level})"
 
     def listing(self) -> list[dict]: # name, description, input_schema of each tool
         "What `tools/list` gives, as plain data."
@@ -105,7 +108,7 @@ class Interface:
         rows = "\n".join(f"| `{t.name}` | {', '.join(op.name for op in t.operations)} | {len(t.input_schema['properties'])} |" for t in self.tools.values())
         return f"**{self.domain.title}, {self.level}**: {len(self.tools)} tools, digest `{self.digest}`\n\n| tool | operations | arguments |\n| --- | --- | --- |\n{rows}"
 
-# %% ../nbs/02_level.ipynb #31c29616
+# %% ../nbs/02_level.ipynb #f5a9b14b
 @dataclass(frozen=True, eq=False)
 class Level:
     "A way to group the operations of any domain into tools."
@@ -116,13 +119,16 @@ class Level:
     def __call__(self, domain: Domain) -> Interface:
         "Build the interface. Raises ValueError if the grouping names an operation that the domain has not."
         tools = {}
-        for name, functions in self.group(domain).items():
+        try: grouped = self.group(domain)
+        except Exception as e: raise ValueError(f"level {self.name}, {domain.name}: {type(e).__name__}: {e}") from e
+        for name, functions in grouped.items():
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name): raise ValueError(f"level {self.name}, tool {name!r}: expected at most 64 letters, digits, _ and -, as model servers do")
             unknown = [f.__name__ for f in functions if f.__name__ not in domain.operations]
             if unknown or not functions: raise ValueError(f"level {self.name}, tool {name}: {', '.join(unknown) or 'no operations'}; expected operations of {domain.name}")
             tools[name] = Tool(name, tuple(domain.operations[f.__name__] for f in functions))
         return Interface(domain, self.name, tools)
 
-# %% ../nbs/02_level.ipynb #897d8f9b
+# %% ../nbs/02_level.ipynb #d98343f2
 L4 = Level("L4", lambda d: {f.__name__: [f] for f in d.primitives}, "fine-grained CRUD")
 L3 = Level("L3", lambda d: d.task_classes, "resource-oriented, task-level")
 L2 = Level("L2", lambda d: {f"{d.name}_query": [f for f in d.consolidated if f.effect == "read"],
@@ -131,7 +137,7 @@ L1 = Level("L1", lambda d: {d.name: d.consolidated}, "facade")
 
 LEVELS = {level.name: level for level in (L4, L3, L2, L1)}
 
-# %% ../nbs/02_level.ipynb #2aef9a5c
+# %% ../nbs/02_level.ipynb #b0e88840
 @lru_cache
 def load_level(
     name: str, # "L4" to "L1", or the path of a Python file that defines `level`
@@ -139,4 +145,6 @@ def load_level(
     "Find a level. Raises ValueError with one line if there is none."
     if name in LEVELS: return LEVELS[name]
     if not str(name).endswith(".py"): raise ValueError(f"level {name!r}: not known; expected one of {', '.join(LEVELS)}, or the path of a .py file")
-    return object_from_file(name, "level", Level)
+    level = object_from_file(name, "level", Level)
+    if level.name in LEVELS: raise ValueError(f"level {name}: name: {level.name!r} comes with the package; expected another name")
+    return level

@@ -7,14 +7,14 @@ __all__ = ['PARAMETERS', 'RENAMED', 'KERNEL', 'StopHere', 'parameters', 'require
            'show_provenance', 'show_completeness', 'level_results', 'show_results', 'results_figure', 'show_transcript',
            'show_files']
 
-# %% ../nbs/26_runbook.ipynb #8df1c235
+# %% ../nbs/26_runbook.ipynb #b21e0888
 import time
 from html import escape
 from pathlib import Path
 
 from .experiment import Experiment, check_experiment, suggestion
 
-# %% ../nbs/26_runbook.ipynb #aecaca3a
+# %% ../nbs/26_runbook.ipynb #bf148f9e
 class StopHere(Exception):
     "Ends the notebook with one line."
     def _render_traceback_(self): return [str(self)]
@@ -42,7 +42,7 @@ def parameters(
     folder = Path(experiment.out) / given["name"] if given.get("name") else run_folder(experiment, experiment.models[0])
     return experiment, experiment.models[0], folder
 
-# %% ../nbs/26_runbook.ipynb #1e3d3ca6
+# %% ../nbs/26_runbook.ipynb #c5350347
 def require(
     model: str, # registry key
 ) -> None:
@@ -52,7 +52,7 @@ def require(
     except ValueError as e: raise StopHere(str(e)) from None
     if problem: raise StopHere(str(problem))
 
-# %% ../nbs/26_runbook.ipynb #06aec9e6
+# %% ../nbs/26_runbook.ipynb #a35fce90
 def show_plan(
     experiment: Experiment,
     model: str, # registry key
@@ -68,7 +68,7 @@ def show_plan(
                     f"Prompt tokens for what is open: about {low:,} if every trial goes as the gold standard, at most {high:,}."))
     return grid
 
-# %% ../nbs/26_runbook.ipynb #7f011bc1
+# %% ../nbs/26_runbook.ipynb #55f1c865
 class Progress:
     "A progress line in a notebook, and nothing else."
     def __init__(self): self.started, self.handle, self.begun = time.monotonic(), None, None
@@ -100,7 +100,7 @@ def show_provenance(run) -> None:
              "host": f"{host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB", "code": m["versions"].get("commit", m["versions"]["granite"])}
     display(Markdown("\n".join(f"* {k}: {v}" for k, v in facts.items() if v)))
 
-# %% ../nbs/26_runbook.ipynb #351a2c43
+# %% ../nbs/26_runbook.ipynb #9488bd4a
 def show_completeness(run):
     "How many trials were planned, done, lost to infrastructure, and are open."
     from IPython.display import Markdown
@@ -152,12 +152,12 @@ def results_figure(
 
 def show_transcript(run, worst: bool = True):
     "One trial, folded: the first that was not completed, else the first."
-    from granite.frames import gold, trials_frame
+    from granite.frames import gold_of, trials_frame
     from granite.transcript import Transcript
     scored = {(r.level, r.scenario): r.tc for r in trials_frame([run]).itertuples()}
     trials = [t for t in run.trials() if t.status != "infra"]
     chosen = next((t for t in trials if scored.get((t.level, t.scenario)) == 0), trials[0]) if worst else trials[0]
-    return Transcript(chosen, *gold(chosen.scenario, chosen.level))
+    return Transcript(chosen, *gold_of(run.manifest)(chosen.scenario, chosen.level))
 
 def show_files(run):
     "Where the files are, and what to open next."

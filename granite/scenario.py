@@ -6,7 +6,7 @@
 __all__ = ['SAFE_LOADER', 'Strict', 'Call', 'Observation', 'Objective', 'Scenario', 'shown', 'parse_scenario', 'project_root',
            'scenario_folder', 'load_scenarios', 'objects_in', 'fact_in', 'reference']
 
-# %% ../nbs/03_scenario.ipynb #cf6c8c1e
+# %% ../nbs/03_scenario.ipynb #9d211f94
 import json
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from .domain import Domain, load_domain
 from .level import Interface
 from .store import digest, plain
 
-# %% ../nbs/03_scenario.ipynb #c8855438
+# %% ../nbs/03_scenario.ipynb #bdf6c967
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader) # what yaml.safe_load uses, in C where PyYAML has it
 
 class Strict(BaseModel):
@@ -75,7 +75,7 @@ def shown(
     "Arguments in one short line."
     return ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)}" for k, v in arguments.items())
 
-# %% ../nbs/03_scenario.ipynb #b918688a
+# %% ../nbs/03_scenario.ipynb #c3a4b3ce
 def parse_scenario(
     text: str, # YAML
     file: str, # for messages
@@ -95,7 +95,7 @@ def parse_scenario(
     if absent: raise ValueError(f"{file}: derive: {absent[0]!r} does not stand in the request")
     return scenario
 
-# %% ../nbs/03_scenario.ipynb #db19cf31
+# %% ../nbs/03_scenario.ipynb #fb683da2
 def project_root() -> Path: # the folder that holds `scenarios/`
     "The clone one works in: the nearest folder at or above the current one with scenarios/ in it, else the one beside the package."
     here = Path.cwd()
@@ -118,9 +118,12 @@ def load_scenarios(
     folder = scenario_folder(domain)
     files = sorted(folder.glob("*.yaml"))
     if not files: raise ValueError(f"{folder.parent.name}/{folder.name}: no scenario files; expected {domain.name}-001.yaml and so on")
-    return [parse_scenario(f.read_text(encoding="utf-8"), f"{folder.parent.name}/{folder.name}/{f.name}") for f in files]
+    found = [parse_scenario(f.read_text(encoding="utf-8"), f"{folder.parent.name}/{folder.name}/{f.name}") for f in files]
+    wrong = next((s for s in found if s.domain != domain.name), None)
+    if wrong: raise ValueError(f"{folder.parent.name}/{folder.name}/{wrong.id}.yaml: domain: expected {domain.name!r}, the name of the folder, got {wrong.domain!r}")
+    return found
 
-# %% ../nbs/03_scenario.ipynb #d49ce69a
+# %% ../nbs/03_scenario.ipynb #0e600137
 def objects_in(
     value, # any JSON value
 ):

@@ -7,7 +7,7 @@ __all__ = ['CHECKS', 'DIFFICULTY', 'Problem', 'Played', 'play', 'said', 'in_requ
            'differences', 'run_direct', 'meets', 'superfluous', 'check_valid', 'verify_scenario', 'compare_levels',
            'verify_set', 'verify_domain', 'verify_table', 'verify']
 
-# %% ../nbs/05_verify.ipynb #accbc832
+# %% ../nbs/05_verify.ipynb #7be14f54
 import asyncio
 import json
 import re
@@ -24,7 +24,7 @@ from .scores import state_differences
 from .server import build_server
 from .store import OperationError, apply_changes, changes, describe_changes, flatten, plain
 
-# %% ../nbs/05_verify.ipynb #e66a32f5
+# %% ../nbs/05_verify.ipynb #80480782
 @dataclass(frozen=True)
 class Problem:
     "One thing that is wrong."
@@ -60,7 +60,7 @@ async def play(
     results = [t if bad else json.loads(t) for t, bad in zip(texts, errors)]
     return Played(results, errors, apply_changes(interface.domain.seed().snapshot(), json.loads(changed)), schemas, "\n".join([*texts, changed]))
 
-# %% ../nbs/05_verify.ipynb #a2cc3dd2
+# %% ../nbs/05_verify.ipynb #8e8c381b
 def said(
     word: str, # e.g. "opened"
     words: list[str], # of the request, in lower case
@@ -97,7 +97,7 @@ def is_known(
     if "enum" in schema: return all(said(w, words) for w in re.split(r"[_ ]", str(value).casefold())) or any(same(value, leaf) for r in earlier for leaf in flatten(r).values())
     return in_request(value, scenario.user_prompt) or any(same(value, leaf) for r in earlier for leaf in flatten(r).values())
 
-# %% ../nbs/05_verify.ipynb #479fd137
+# %% ../nbs/05_verify.ipynb #6ad0282c
 def leaves(
     value, # an argument value
     schema: dict, # its schema
@@ -128,7 +128,7 @@ def underivable(
                     found.append(f"call {i + 1} {call.tool}, {path}: {leaf!r} stands neither in the request nor in an earlier result; expected an earlier look-up or a `derive` entry")
     return found
 
-# %% ../nbs/05_verify.ipynb #7ea626d9
+# %% ../nbs/05_verify.ipynb #39b58f50
 def differences(scenario: Scenario, seed: dict, end: dict, target: dict) -> list[str]:
     "How an end state misses the target, as task completion judges it."
     return state_differences(changes(seed, end), {"seed": seed, "end_state": target}, scenario.objective.ignore, scenario.objective.sets)
@@ -169,7 +169,7 @@ def superfluous(
         if done and meets(scenario, seed, done[1], target, done[0], facts) and not underivable(scenario, interface, rest, done[0]): found.append(i)
     return found
 
-# %% ../nbs/05_verify.ipynb #d2388807
+# %% ../nbs/05_verify.ipynb #c9ccaed5
 def check_valid(scenario: Scenario, interface: Interface, played: Played) -> list[str]:
     "Gold calls against the schemas that the client received, and their results."
     found = []
@@ -224,7 +224,7 @@ def compare_levels(scenario, seed, states, facts_at) -> list[Problem]:
     if not low <= calls <= high: found.append(Problem(scenario.id, "L4", "counts", f"{calls} gold calls; expected {low} to {high} for {scenario.difficulty}"))
     return found
 
-# %% ../nbs/05_verify.ipynb #5d92b12b
+# %% ../nbs/05_verify.ipynb #fe97c523
 def verify_set(
     scenarios: list[Scenario],
     interfaces: dict[str, Interface],
@@ -240,7 +240,7 @@ def verify_set(
     for difficulty in DIFFICULTY:
         have = sum(s.difficulty == difficulty for s in scenarios)
         if have != 3: found.append(Problem(domain, "", "counts", f"{have} {difficulty} scenarios; expected 3"))
-    changing = sum(any(i.writes(c.tool, c.arguments) for c in s.gold(i.level)) for s in scenarios for i in [next(iter(interfaces.values()))])
+    changing = sum(any(i.writes(c.tool, c.arguments) for i in interfaces.values() for c in s.gold_standard.get(i.level, [])) for s in scenarios)
     if changing < 5 or changing > 7: found.append(Problem(domain, "", "counts", f"{changing} of 9 scenarios change the state; expected 5 to 7"))
     return found
 
@@ -256,7 +256,7 @@ async def verify_domain(
     found = [p for s in scenarios for p in await verify_scenario(s, interfaces)]
     return scenarios, found + verify_set(scenarios, interfaces)
 
-# %% ../nbs/05_verify.ipynb #cd33947c
+# %% ../nbs/05_verify.ipynb #aed24667
 def verify_table(
     scenarios: list[Scenario],
     problems: list[Problem],
@@ -286,6 +286,6 @@ def verify(
     print(f"{total} scenarios x {len(chosen)} levels: " + (f"{len(bad)} problems" if bad else f"all {len(CHECKS)} checks hold"))
     return 1 if bad else 0
 
-# %% ../nbs/05_verify.ipynb #87d84682
+# %% ../nbs/05_verify.ipynb #3cbab5a2
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(verify(sys.argv[1:]))
