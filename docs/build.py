@@ -20,7 +20,7 @@ def imports(code: str):
 
 def for_readers(notebook: dict):
     "The notebook as the site shows it: exported code stays visible, text under the title stays, nothing but exported code runs."
-    titled = False
+    titled, domain = False, "default_exp domains." in json.dumps(notebook)          # a domain's operations are what its page is about
     for cell in list(notebook["cells"]):
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown" and not titled and text.startswith("# "):
@@ -32,13 +32,16 @@ def for_readers(notebook: dict):
         elif cell["cell_type"] == "code":
             shown = re.sub(r"^#\|\s*export\s*$", "#| exports", text, flags=re.M)
             some, only = imports(text)
-            folded = '#| code-fold: true\n#| code-summary: "Imports"\n' if only else ""
+            defines = shown != text and re.search(r"^(async )?(def|class) ", text, re.M) and not domain
+            folded = f'#| code-fold: true\n#| code-summary: "{"Imports" if only else "Source"}"\n' if only or defines else ""
             cell["source"] = folded + (shown if shown != text or not some else "#| eval: false\n" + text)
     notebook["cells"].append({"cell_type": "markdown", "id": "end", "metadata": {}, "source": "<!-- end -->"})       # nbdev looks past an exported last cell
     return notebook
 
 def copy_notebooks(source: Path, copy: Path, cache: Path):
     "`nbs/` as the site shows it, with the times of the sources, so that nbdev processes again only what changed."
+    if copy.exists() and copy.stat().st_mtime < Path(__file__).stat().st_mtime: shutil.rmtree(copy), shutil.rmtree(cache, ignore_errors=True)
+    copy.mkdir(parents=True, exist_ok=True)
     files = {p.relative_to(source) for p in source.rglob("*") if p.is_file() and ".ipynb_checkpoints" not in p.parts}
     for folder in (copy, cache):
         for old in [p for p in folder.rglob("*.ipynb") if p.relative_to(folder) not in files]: old.unlink()
@@ -50,6 +53,7 @@ def copy_notebooks(source: Path, copy: Path, cache: Path):
         if name.suffix != ".ipynb": continue
         new.write_text(json.dumps(for_readers(json.loads(old.read_text("utf-8")))), "utf-8")
         os.utime(new, (old.stat().st_atime, old.stat().st_mtime))
+    os.utime(copy)
 
 def nbdev_names(site: Path):
     "Give pages the names that nbdev's links expect, and return the old names with the new ones."

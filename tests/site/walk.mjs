@@ -18,14 +18,20 @@ tab.on("requestfailed", (r) => errors.push(`${r.url()} ${r.failure()?.errorText}
 tab.on("response", (r) => { if (r.status() >= 400) errors.push(`${r.status()} ${r.url()}`); });
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-async function scheme(mode) {
+let mode = "light";
+async function settled() {                                         // the theme sets its colours a moment after load or change
+  await tab.waitForFunction((dark) => document.documentElement.classList.contains("quarto-dark") === dark, { timeout: 10000 }, mode === "dark").catch(() => {});
+  await pause(50);
+}
+async function scheme(wanted) {
+  mode = wanted;
   await tab.emulateMediaFeatures([{ name: "prefers-color-scheme", value: mode }]);
-  await pause(150);                                                // the theme sets its colours 50 ms after a change
+  await settled();
 }
 async function open(page, view) {
   await tab.setViewport(view);
   await tab.goto(`${origin}/${page}`, { waitUntil: "load", timeout: 120000 });
-  await pause(150);
+  await settled();
 }
 async function contrast(rules) {
   await tab.evaluate(axe);
@@ -60,7 +66,7 @@ const overflow = () => tab.evaluate(() => {
 const report = {};
 for (const page of pages) {
   errors = [];
-  await scheme("light");
+  await tab.emulateMediaFeatures([{ name: "prefers-color-scheme", value: mode = "light" }]);
   await open(page, WIDE);
   const found = await look();
   found.axe = await contrast(RULES);
@@ -71,6 +77,7 @@ for (const page of pages) {
   await shot(page, "wide-dark");
   await scheme("light");
   await tab.setViewport(PHONE);
+  await pause(500);                                                // the sidebar slides away
   found.overflow = await overflow();
   await shot(page, "phone-light");
   report[page] = { ...found, errors };
@@ -80,7 +87,7 @@ await open(pages[0], WIDE);
 await tab.keyboard.press("/");
 await tab.keyboard.type("ArgAcc", { delay: 30 });
 await tab.waitForSelector(".search-result", { timeout: 20000 }).catch(() => {});     // none found: the test says so
-report.search = { errors, hits: await tab.$$eval(".search-result", (all) => all.map((a) => `${a.getAttribute("href")} ${a.innerText}`)) };
+report.search = { errors, axe: await contrast(["color-contrast"]), hits: await tab.$$eval(".search-result", (all) => all.map((a) => `${a.getAttribute("href")} ${a.innerText}`)) };
 await tab.screenshot({ path: `${shots}/search.png` });
 await browser.close();
 console.log(JSON.stringify(report));
