@@ -105,6 +105,16 @@ def scrollable(text: str):
     text = re.sub(r'<pre(?=[ >])(?![^>]*tabindex)', '<pre tabindex="0"', text)
     return re.sub(r'(<table\b[^>]*>.*?</table>)', r'<div class="scroll" tabindex="0">\1</div>', text, flags=re.S)
 
+def mend_anchors(site: Path):
+    "nbdev links a method to an anchor of its own, which only documented ones have: such a link leads to the class."
+    pages = {p: p.read_text("utf-8") for p in site.rglob("*.html")}
+    known = {p: set(re.findall(r'\bid="([^"]+)"', text)) for p, text in pages.items()}
+    for page, text in pages.items():
+        def one(m):
+            target = (page.parent/m[1]).resolve()
+            return m[0] if target not in known or m[2] in known[target] else f'href="{m[1]}#{m[2].split(".")[0]}"'
+        page.write_text(re.sub(r'href="([\w./-]+\.html)#([\w.-]+)"', one, text), "utf-8")
+
 def finish(site: Path, home: str):
     "Everything after smalldocs, file by file."
     names = nbdev_names(site)
@@ -113,6 +123,7 @@ def finish(site: Path, home: str):
         text = relink(page.read_text("utf-8"), names, home, up)
         for step in (describe_images, order_headings, plain_signatures, scrollable): text = step(text)
         page.write_text(text, "utf-8")
+    mend_anchors(site.resolve())
     for sheet in site.rglob("themes/*.css"): sheet.write_text(re.sub(r"@import url\(https?:[^)]*\);", "", sheet.read_text("utf-8")), "utf-8")   # no fonts from elsewhere
     for index in ("search.json", "sitemap.xml"):
         if (site/index).exists(): (site/index).write_text(re.sub(rf"({PREFIX}\w+\.html)", lambda m: names.get(m[1], m[1]), (site/index).read_text("utf-8")), "utf-8")
