@@ -9,7 +9,7 @@ __all__ = ['AGENT_VERSION', 'CHARS_PER_TOKEN', 'PACKAGES', 'Cell', 'is_isolated'
            'run_folder', 'Ready', 'make_ready', 'usable', 'run_model', 'note_plan', 'run_all', 'rehearse',
            'start_sampler', 'ScriptedBackend', 'gold_model']
 
-# %% ../nbs/25_sweep.ipynb #97a8dbcd
+# %% ../nbs/25_sweep.ipynb #7d66fc5e
 import asyncio
 import platform
 import re
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .agent import PROMPTED, SYSTEM_PROMPT, Controls, ModelAccess, prompted_messages, run_sync, run_trial, scripted_access
+from .agent import PROMPTED, SYSTEM_PROMPT, Controls, ModelAccess, prompted_messages, run_sync, run_trial, scripted, scripted_access
 from .domain import load_domain
 from .experiment import Experiment
 from .level import Interface, load_level
@@ -145,7 +145,7 @@ def manifest_of(experiment: Experiment, model: dict, isolated: bool, protocol: s
             "scenarios": {c.scenario.id: c.scenario.digest for c in cells}, "seeds": {c.interface.domain.name: c.interface.domain.seed().digest() for c in cells},
             "versions": versions(), "host": host_facts()}
 
-# %% ../nbs/25_sweep.ipynb #f1b450ad
+# %% ../nbs/25_sweep.ipynb #73bfd94c
 class SweepStopped(RuntimeError):
     "A model cannot go on: one line that says why and what to do. Finished trials are on disk."
 
@@ -173,7 +173,7 @@ class Sweep:
         "One attempt at one cell."
         if self.sampler: self.sampler.mark(cell.key, "start", domain=cell.interface.domain.name, level=cell.interface.level)
         phase = (lambda p: self.sampler.mark(cell.key, p)) if self.sampler else None
-        if self.isolate: self.isolate(cell.interface)
+        if self.isolate: self.isolate(cell)
         trial = await run_trial(cell.key, cell.scenario, cell.interface, self.access, self.experiment.controls(), cell.repetition, attempt,
                                 self.schema_tokens.get(f"{cell.interface.domain.name}/{cell.interface.level}"), phase)
         if self.sampler: self.sampler.mark(cell.key, "end")
@@ -209,28 +209,30 @@ class Sweep:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.at_once or self.experiment.concurrency): group.create_task(worker())
 
-# %% ../nbs/25_sweep.ipynb #39b8c5a3
+# %% ../nbs/25_sweep.ipynb #139fa680
 class Isolation:
     "Brings the engine's slot to the state in which every trial of an interface starts."
     def __init__(self, backend, protocol: str): self.backend, self.protocol, self.saved = backend, protocol, {}
 
-    def prefix(self, interface: Interface) -> str:
-        "The text with which every prompt of this interface begins."
-        tools = tool_functions(interface)
-        def prompt(text):
-            messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": text}]
-            return self.backend.engine.prompt(messages, tools) if self.protocol == "native" else self.backend.engine.prompt(prompted_messages(messages, tools))
-        return commonprefix([prompt("A"), prompt("B")])
+    def prefix(self, cell: Cell) -> str:
+        "The text with which every prompt of this interface begins: two requests as ADK makes them, as far as they agree."
+        seen = {}
+        async def listen(model, messages, tools, **options):
+            seen.update(messages=messages, tools=tools)
+            return await scripted([{"content": "Ready."}])(model, messages, tools)
+        run_sync(run_trial(cell.key, cell.scenario, cell.interface, ModelAccess("listener", {"model": "openai/listener", "api_key": "none"}, self.protocol, listen), Controls()))
+        asking = lambda text: self.backend.engine.prompt([*seen["messages"][:-1], {"role": "user", "content": text}], seen["tools"])
+        return commonprefix([asking("A"), asking("B")])
 
-    def __call__(self, interface: Interface) -> None:
+    def __call__(self, cell: Cell) -> None:
         "Restore the slot; the first time read the prefix and save it. A dead engine is left to the trial to find out."
         from granite.engine import EngineError
         try:
             engine = self.backend.engine
-            name = f"{interface.digest[:16]}-{engine._process.pid}"
+            name = f"{cell.interface.digest[:16]}-{engine._process.pid}"
             if name not in self.saved:
                 engine.slot("erase")
-                engine._call("/completion", {"prompt": self.prefix(interface), "n_predict": 0, "cache_prompt": True, "id_slot": 0}, timeout_s=600.0)
+                engine._call("/completion", {"prompt": self.prefix(cell), "n_predict": 0, "cache_prompt": True, "id_slot": 0}, timeout_s=600.0)
                 self.saved[name] = engine.slot("save", name)
             engine.slot("restore", name)
         except EngineError: self.saved.clear()
@@ -348,7 +350,7 @@ def start_sampler(run: Run, backend):
     process = getattr(getattr(backend, "engine", None), "_process", None)
     return Sampler(discover_meters(process and process.pid), path=run.path / "telemetry.parquet", labels={"run": run.id, "model": backend.model.key})
 
-# %% ../nbs/25_sweep.ipynb #117e1959
+# %% ../nbs/25_sweep.ipynb #e0ae141c
 class ScriptedBackend:
     "Stands in for a model server in tests: plays the gold standard of each trial, or a given script."
     def __init__(self, complete, key="scripted", problem=None):
@@ -371,7 +373,6 @@ def gold_model(
     wrong=lambda scenario, level: False, # where to answer without doing anything
 ):
     "A scripted model that recognises the request and the tools, and plays the gold standard."
-    from granite.agent import scripted
     by_request = {s.user_prompt: s for s in scenarios}
     async def complete(model, messages, tools, **options):
         scenario = by_request[next(m["content"] for m in messages if m["role"] == "user")]

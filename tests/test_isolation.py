@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not is_here(resolve(MODEL)), reason=f"{MODEL} is
 
 
 def experiment(tmp_path, **more):
-    return check_experiment({"models": [MODEL], "domains": ["smarthome"], "granularities": ["L3", "L1"], "scenarios": ["smarthome-001", "smarthome-002", "smarthome-003", "smarthome-004"], "meters": "off",
+    return check_experiment({"models": [MODEL], "domains": ["smarthome"], "granularities": ["L2", "L1"], "scenarios": ["smarthome-001", "smarthome-002", "smarthome-003", "smarthome-004"], "meters": "off",
                              "max_tokens": 40, "max_agent_turns": 2, "context_tokens": 4096, "out": str(tmp_path)} | more)
 
 
