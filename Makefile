@@ -7,12 +7,13 @@ MODEL ?= qwen2.5-coder-1.5b
 BIN := .venv/bin
 NAME = quick-$(MODEL)
 
-.PHONY: help setup run test readme clean-setup
+.PHONY: help setup run test readme docs clean-setup
 
 help:
 	@echo "make setup   .venv with everything pinned by constraints.txt"
 	@echo "make run     24 trials of the smart home on $(MODEL); another model: make run MODEL=smollm2-135m"
 	@echo "make test    export and notebooks in step, every notebook, every test"
+	@echo "make docs    the site, in _docs/"
 	@echo "make readme  README.md from nbs/index.ipynb, as it was last executed"
 
 setup: .venv/.ready
@@ -46,6 +47,10 @@ test: setup
 
 readme: setup
 	@$(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --no-input --output-dir . --output README.md nbs/index.ipynb
+
+docs: setup
+	@echo ">> the site, in _docs/"
+	@$(BIN)/python docs/build.py
 
 clean-setup:
 	rm -rf .venv

@@ -318,7 +318,7 @@ def run_model(
         return run_on_ray(experiment, model, folder, progress, planned)
     backend = usable(experiment, model, backend)
     with ExitStack() as stack:
-        run = stack.enter_context(Run(folder).open())
+        run = stack.enter_context(Run(folder, [s for s in [backend.model.secret()] if s]).open())
         ready = make_ready(experiment, stack.enter_context(backend))
         tokens = ready.schema_tokens()
         note_plan(run, experiment, ready.cells, ready.facts, ready.protocol, vars(ready.preflight), ready.isolated, tokens)
