@@ -7,14 +7,14 @@ __all__ = ['PAGE', 'styled', 'print_table', 'bar', 'cmd_models', 'cmd_verify', '
            'cmd_run', 'cmd_score', 'cmd_show', 'cmd_report', 'cmd_export', 'cmd_monitor', 'Parser', 'complain',
            'parser', 'add_commands', 'package_version', 'main']
 
-# %% ../nbs/60_cli.ipynb #d25165a4
+# %% ../nbs/60_cli.ipynb #cace41a4
 import argparse
 import os
 import sys
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
-# %% ../nbs/60_cli.ipynb #4dcd332d
+# %% ../nbs/60_cli.ipynb #8c9b77a2
 def styled(
     text: str,
     code: str, # of ANSI: 1 bold, 31 red
@@ -45,7 +45,7 @@ def bar(
         task = progress.add_task(title, total=total, note="")
         yield lambda done, note="", total=total: progress.update(task, completed=done, note=note, total=total)
 
-# %% ../nbs/60_cli.ipynb #56e60d16
+# %% ../nbs/60_cli.ipynb #36c5ee61
 def cmd_models(args) -> int:
     "List the models, or get one."
     from granite.backends import models_table, pull
@@ -76,7 +76,7 @@ def cmd_serve(args) -> int:
     serve(load_level(args.level)(load_domain(args.domain)), args.transport, args.host, args.port, os.environ.get("GRANITE_TOKEN"), args.lenient, args.delay)
     return 0
 
-# %% ../nbs/60_cli.ipynb #3ab559d4
+# %% ../nbs/60_cli.ipynb #b66073f5
 def experiment_of(args):
     "The experiment of a file, or of the options; a model given by name replaces the file's list."
     from granite.experiment import check_experiment, load_experiment
@@ -159,7 +159,7 @@ def cmd_monitor(args) -> int:
     monitor(args.prometheus, run=args.run)
     return 0
 
-# %% ../nbs/60_cli.ipynb #a6ff5c35
+# %% ../nbs/60_cli.ipynb #dffcfb81
 PAGE = """
 Find out what to run
   models [pull KEY]      the models there are; get one
@@ -203,7 +203,7 @@ def complain(
     "A mistake or a fault, on standard error."
     print(f"{styled(where, '31', sys.stderr)}: {what}", file=sys.stderr)
 
-# %% ../nbs/60_cli.ipynb #93e0b052
+# %% ../nbs/60_cli.ipynb #bec69313
 def parser() -> argparse.ArgumentParser:
     "All commands and their options."
     p = Parser("granite", usage="granite COMMAND ...", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=PAGE,

@@ -7,7 +7,7 @@ __all__ = ['TABLES', 'COLUMNS', 'CARD', 'BAD', 'STOPS', 'LIMITS', 'KEPT', 'expor
            'markdown_table', 'level_rows', 'card_facts', 'export_card', 'call_id', 'reply_message', 'result_message',
            'messages', 'usage', 'scores', 'ended', 'sample', 'summary', 'inspect_log', 'export_inspect', 'export']
 
-# %% ../nbs/47_export.ipynb #b82b8b73
+# %% ../nbs/47_export.ipynb #f51d3f2a
 import io
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ from .frames import CALL_COLUMNS, MODEL_CALL_COLUMNS, TRIAL_COLUMNS, calls_frame
 from .records import ModelCall, Run, ToolCall, Trial, find_run, write_atomic
 from .transcript import Transcript, one_line
 
-# %% ../nbs/47_export.ipynb #5b8234b4
+# %% ../nbs/47_export.ipynb #b3a2fa6d
 TABLES = {"trials": trials_frame, "calls": calls_frame, "model_calls": model_calls_frame}
 COLUMNS = {"trials": TRIAL_COLUMNS, "calls": CALL_COLUMNS, "model_calls": MODEL_CALL_COLUMNS}
 
@@ -56,7 +56,7 @@ def put(
     write_atomic(out / name, data)
     return out / name
 
-# %% ../nbs/47_export.ipynb #acf6b9a7
+# %% ../nbs/47_export.ipynb #bd0f2723
 def front_matter(
     run: Run,
     trials: int, # how many
@@ -88,7 +88,7 @@ def level_rows(
                      "TC": mean("tc"), "F1": mean("f1"), "ArgAcc": mean("arg_acc"), "mean wall time, s": mean("wall_s")})
     return rows
 
-# %% ../nbs/47_export.ipynb #066b16b1
+# %% ../nbs/47_export.ipynb #fbb5e5f5
 CARD = """\
 # {name}
 
@@ -143,7 +143,7 @@ def export_card(
     head = yaml.safe_dump(front_matter(run, len(frames["trials"])), sort_keys=False, allow_unicode=True)
     return [put(out, "README.md", f"---\n{head}---\n\n{text}".encode()), *files]
 
-# %% ../nbs/47_export.ipynb #7fec091e
+# %% ../nbs/47_export.ipynb #d3f9cff5
 BAD = {"parse": "parsing", "unknown_tool": "parsing", "schema_violation": "parsing", "operation_error": "unknown", "infra": "unknown"} # kind -> Inspect's type
 STOPS = {"tool_calls": "tool_calls", "stop": "stop", "length": "max_tokens", "content_filter": "content_filter"}
 
@@ -189,7 +189,7 @@ def messages(
         out += [reply_message(reply, made, trial.model), *map(result_message, made)]
     return out
 
-# %% ../nbs/47_export.ipynb #31ec7d82
+# %% ../nbs/47_export.ipynb #958111f4
 LIMITS = {"timeout": ("time", "agent_timeout_seconds"), "turn_limit": ("message", "max_agent_turns")} # status -> Inspect's limit, and the option
 KEPT = ("difficulty", "status", "error_kind", "first_bad_kind", "zero_call_cause", "any_bad_call", "bad_parse", "bad_unknown_tool", "bad_schema", "bad_operation",
         "redundant_calls", "rescued_calls", "repaired_calls", "model_s", "tool_s", "harness_s", "gold_calls", "tool_calls", "precision", "recall", "arg_acc_best")
@@ -244,7 +244,7 @@ def sample(
             "model_usage": {trial.model: tokens} if tokens else {}, "started_at": started.isoformat(), "completed_at": (started + timedelta(seconds=trial.wall_s)).isoformat(),
             "total_time": trial.wall_s, "working_time": t.row["model_s"] + t.row["tool_s"], **ended(trial, manifest.get("options") or {})}
 
-# %% ../nbs/47_export.ipynb #9d4ef1e0
+# %% ../nbs/47_export.ipynb #f8346ab6
 def summary(
     samples: list[dict],
 ) -> list[dict]: # one a score
@@ -274,7 +274,7 @@ def inspect_log(
     return {"status": "success", "eval": spec, "samples": samples, "stats": {"started_at": started, "completed_at": completed, "model_usage": {model: dict(total)} if total else {}},
             "results": {"total_samples": len(samples), "completed_samples": sum(bool(s["scores"]) for s in samples), "scores": summary(samples)}}
 
-# %% ../nbs/47_export.ipynb #c94febd5
+# %% ../nbs/47_export.ipynb #9d567c1f
 def export_inspect(
     run: Run,
     out: Path, # folder for logs, as `inspect view --log-dir` wants it
@@ -288,7 +288,7 @@ def export_inspect(
     write_eval_log(log, str(file))
     return file
 
-# %% ../nbs/47_export.ipynb #3e98b3e5
+# %% ../nbs/47_export.ipynb #f97a3bfe
 def export(
     run, # id or path, or a `Run`
     kinds: list[str], # of inspect, parquet, csv, card
