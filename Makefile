@@ -7,11 +7,12 @@ MODEL ?= qwen2.5-coder-1.5b
 BIN := .venv/bin
 NAME = quick-$(MODEL)
 
-.PHONY: help setup run test readme docs clean-setup
+.PHONY: help setup run toolcall test readme docs clean-setup
 
 help:
 	@echo "make setup   .venv with everything pinned by constraints.txt"
 	@echo "make run     24 trials of the smart home on $(MODEL); another model: make run MODEL=smollm2-135m"
+	@echo "make toolcall  study B, 20 prompts a condition"
 	@echo "make test    export and notebooks in step, every notebook, every test"
 	@echo "make docs    the site, in _docs/"
 	@echo "make readme  README.md from nbs/index.ipynb, as it was last executed"
@@ -36,6 +37,12 @@ run: setup
 	@echo ">> executed notebook: runs/$(NAME)/run.ipynb"
 	@echo ">> figure:            figures/run-$(NAME).png"
 	@echo ">> traces:            runs/$(NAME)/trials.jsonl (granite show $(NAME) smarthome-004)"
+
+toolcall: setup
+	@echo ">> study B on qwen2.5-coder-0.5b: 20 prompts a condition, into runs/toolcall-sample/"
+	@$(BIN)/granite models pull qwen2.5-coder-0.5b
+	@mkdir -p runs/toolcall-sample
+	@$(BIN)/papermill nbs/toolcall/run.ipynb runs/toolcall-sample/run.ipynb --no-progress-bar -p limit 20 -p out runs/toolcall-sample
 
 test: setup
 	@echo ">> the package and the notebooks are in step"

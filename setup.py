@@ -18,7 +18,7 @@ setup(
     packages=find_packages(include=["granite", "granite.*"]), include_package_data=True,
     data_files=[("share/granite/published", sorted(map(str, Path("nbs/published").iterdir())))],
     install_requires=cfg["requirements"].split(),
-    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "hf", "ray")},
+    extras_require={name: cfg[f"{name}_requirements"].split() for name in ("dev", "hf", "ray", "inspect")},
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": ["granite=granite._modidx:d"]},
     zip_safe=False,
 )
