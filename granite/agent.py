@@ -59,7 +59,7 @@ class Controls(BaseModel):
     rescue: bool = True # read a call that was written as text
     on_bad_call: Literal["report", "stop"] = "report" # give the model the error, or end the trial
     arguments: Literal["strict", "lenient"] = "strict" # lenient reads numbers and objects that came as text
-    supervision: Literal["off", "validate", "repair"] = "off" # check calls before they reach the server; repair: one more try
+    supervision: Literal["off", "validate"] = "off" # validate: study B's supervisor refuses a call before it reaches the server
 
 # %% ../nbs/23_agent.ipynb #5027b86b
 class BadCall(Exception):

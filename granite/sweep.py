@@ -6,7 +6,7 @@
 __all__ = ['AGENT_VERSION', 'CHARS_PER_TOKEN', 'PACKAGES', 'Cell', 'is_isolated', 'options_of', 'plan_cells', 'plan_table',
            'known_digest', 'plan_offline', 'versions', 'host_facts', 'manifest_of', 'SweepStopped', 'pause_after',
            'Sweep', 'Isolation', 'tool_functions', 'count_schema_tokens', 'choose_protocol', 'model_digest_of',
-           'run_folder', 'Ready', 'make_ready', 'usable', 'run_model', 'note_plan', 'run_all', 'rehearse',
+           'run_folder', 'Ready', 'make_ready', 'usable', 'run_model', 'note_plan', 'supervisor', 'run_all', 'rehearse',
            'start_sampler', 'ScriptedBackend', 'gold_model']
 
 # %% ../nbs/25_sweep.ipynb #7d66fc5e
@@ -175,7 +175,7 @@ class Sweep:
         phase = (lambda p: self.sampler.mark(cell.key, p)) if self.sampler else None
         if self.isolate: self.isolate(cell)
         trial = await run_trial(cell.key, cell.scenario, cell.interface, self.access, self.experiment.controls(), cell.repetition, attempt,
-                                self.schema_tokens.get(f"{cell.interface.domain.name}/{cell.interface.level}"), phase)
+                                self.schema_tokens.get(f"{cell.interface.domain.name}/{cell.interface.level}"), phase, supervisor(self.experiment, cell.interface))
         if self.sampler: self.sampler.mark(cell.key, "end")
         if trial.status == "timeout" and (problem := self.backend.check()): # a reply that never came from a server that is gone
             trial.status, trial.error = "infra", Fault(kind="infra", message=str(problem))
@@ -333,6 +333,12 @@ def note_plan(run: Run, experiment: Experiment, cells: list[Cell], facts: dict, 
     "Write plan and manifest."
     run.add_plan({c.place: c.key for c in cells})
     run.write_manifest(manifest_of(experiment, facts, isolated, protocol, preflight, cells, run.id, tokens))
+
+def supervisor(experiment: Experiment, interface: Interface): # (name, arguments) -> None or why a call is refused
+    "What stands between model and tools; None where supervision is off."
+    if experiment.supervision == "off": return None
+    from granite.toolcall.supervisor import Supervisor
+    return Supervisor({t["name"]: t for t in interface.listing()}, experiment.supervision).complaint
 
 def run_all(sweep: Sweep, cells: list[Cell]) -> None:
     "Run the cells; of several errors at once raise the first."
