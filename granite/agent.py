@@ -541,6 +541,7 @@ def quiet() -> None:
     "Keep libraries from printing and from asking the network for price lists."
     import logging
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.setdefault("FASTMCP_DEPRECATION_WARNINGS", "false") # of ADK's use of MCP, not of ours
     for name in ("google_adk", "LiteLLM", "mcp", "fastmcp", "httpx", "opentelemetry"): logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"(google\.adk|litellm|fastmcp|pydantic|authlib|mcp).*")
 
