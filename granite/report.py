@@ -235,6 +235,7 @@ def odds_figure(
     rows = rows.assign(color=rows.name.map(LEVEL_COLORS), **{column: [stated(name, end) for name in rows.name] for column, end in
                                                               (("published", "ratio"), ("published_lo", "low"), ("published_hi", "high"))})
     note = f"{found.method}, {found.trials:,} trials, {found.errors}, 95% intervals. Terms: level, size, quantization, domain, difficulty."
+    if not len(rows): return None  # no ratio is defined: the table says why
     return interval_rows(rows, "Odds ratio against L4", study.title("odds of completion by level"), note, reference=1, log=True)
 
 def frontier_figure(
