@@ -29,7 +29,7 @@ class Experiment(Controls):
     scenarios: list[str] | None = None # ids; default: all of the domains and difficulties
     repetitions: int = Field(1, ge=1)
     concurrency: int = Field(1, ge=1) # trials at the same time; above 1 it changes latency and may change outcomes
-    isolation: Literal["auto", "strict", "shared"] = "auto" # strict: no trial sees what ran before it; auto: strict where the engine is ours and concurrency is 1
+    isolation: Literal["auto", "strict", "shared"] = "auto" # strict: no trial sees what ran before it or beside it (embedded engine, concurrency 1); auto: strict, or slots of their own, where the engine is ours
     executor: Literal["local", "ray"] = "local" # ray: trials spread over a cluster
     workers: int = Field(0, ge=0) # ray: trials at the same time, each on a worker with a model server of its own; 0: one a server, GPU or node
     servers: list[str] = [] # ray: base URLs of servers of the same model, one worker each

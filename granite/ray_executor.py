@@ -17,7 +17,7 @@ import msgspec
 from .agent import ModelAccess
 from .experiment import Experiment
 from .records import Run, Trial
-from .sweep import Cell, Isolation, Sweep, SweepStopped, make_ready, note_plan, plan_cells, rehearse, run_all, usable
+from .sweep import Cell, Sweep, SweepStopped, isolate_with, make_ready, note_plan, plan_cells, rehearse, run_all, usable
 
 # %% ../nbs/27_ray.ipynb #1c6ea10d
 class Worker:
@@ -33,14 +33,14 @@ class Worker:
         self.backend = usable(self.experiment, model, backend).__enter__()
         self.ready = make_ready(self.experiment, self.backend)
         self.cells = {c.key: c for c in self.ready.cells}
-        self.sweep = Sweep(None, self.experiment, self.backend, self.ready.access, self.ready.schema_tokens(), isolate=Isolation(self.backend, self.ready.protocol) if self.ready.isolated else None)
+        self.sweep = Sweep(None, self.experiment, self.backend, self.ready.access, self.ready.schema_tokens(), isolate=isolate_with(self.ready))
 
     async def about(self) -> dict:
         "What the driver writes into plan and manifest."
         import ray
         await asyncio.to_thread(rehearse, self.ready.cells[0])
         return {"node": ray.get_runtime_context().get_node_id(), "pid": os.getpid(), "keys": list(self.cells), "facts": self.ready.facts, "digest": self.ready.digest, "protocol": self.ready.protocol,
-                "preflight": vars(self.ready.preflight), "isolated": self.ready.isolated, "tokens": self.sweep.schema_tokens}
+                "preflight": vars(self.ready.preflight), "isolation": self.ready.isolation, "tokens": self.sweep.schema_tokens}
 
     async def attempt(self, key: str, attempt: int) -> tuple[bytes, str | None]: # the trial, and what is wrong with this worker's server
         "One attempt at one cell."
@@ -138,8 +138,8 @@ def run_on_ray(
         try:
             first = up[0][1]
             facts = first["facts"] | {"workers": [about["node"][:8] for _, about in up]}
-            cells = plan_cells(experiment, facts["key"], first["digest"], first["protocol"], first["isolated"])
-            note_plan(run, experiment, cells, facts, first["protocol"], first["preflight"], first["isolated"], first["tokens"])
+            cells = plan_cells(experiment, facts["key"], first["digest"], first["protocol"], first["isolation"])
+            note_plan(run, experiment, cells, facts, first["protocol"], first["preflight"], first["isolation"], first["tokens"])
             if planned: planned(run, cells)
             workers = [worker for worker, _ in up]
             run_all(RaySweep(run, experiment, NoBackend(), ModelAccess(facts["key"], {}), {}, progress=progress, at_once=len(workers), workers=list(workers)), cells)
