@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['AGENT_VERSION', 'CHARS_PER_TOKEN', 'PACKAGES', 'Cell', 'isolation_of', 'options_of', 'plan_cells', 'plan_table',
            'known_digest', 'plan_offline', 'versions', 'host_facts', 'manifest_of', 'SweepStopped', 'pause_after',
-           'Sweep', 'Isolation', 'tool_functions', 'count_schema_tokens', 'choose_protocol', 'model_digest_of',
-           'run_folder', 'Ready', 'make_ready', 'isolate_with', 'usable', 'run_model', 'note_plan', 'supervisor',
-           'run_all', 'rehearse', 'start_sampler', 'ScriptedBackend', 'gold_model']
+           'access_of', 'Sweep', 'Isolation', 'tool_functions', 'count_schema_tokens', 'choose_protocol',
+           'model_digest_of', 'run_folder', 'Ready', 'make_ready', 'isolate_with', 'usable', 'run_model', 'note_plan',
+           'supervisor', 'run_all', 'rehearse', 'start_sampler', 'ScriptedBackend', 'gold_model']
 
 # %% ../nbs/25_sweep.ipynb #7d66fc5e
 import asyncio
@@ -156,6 +156,16 @@ def pause_after(trial: Trial, attempt: int) -> float: # seconds
     asked = re.search(r"retry after ([\d.e+]+) s", trial.model_calls[-1].error or "") if trial.model_calls else None
     return min(60.0, float(asked.group(1)) if asked else 4.0 ** (attempt - 1))
 
+def access_of(
+    access: ModelAccess,
+    repetition: int, # each has a seed of its own: the experiment's plus the repetition's number
+    slot: int | None = None, # of the embedded engine
+) -> ModelAccess:
+    "How one trial reaches the model."
+    own = {"seed": access.litellm["seed"] + repetition} if repetition and access.litellm.get("seed") is not None else {}
+    pinned = {} if slot is None else {"extra_body": access.litellm.get("extra_body", {}) | {"id_slot": slot}}
+    return replace(access, litellm=access.litellm | own | pinned)
+
 @dataclass
 class Sweep:
     "The running state of one model's pass."
@@ -175,10 +185,8 @@ class Sweep:
         "One attempt at one cell, in one slot of the engine."
         if self.sampler: self.sampler.mark(cell.key, "start", domain=cell.interface.domain.name, level=cell.interface.level)
         phase = (lambda p: self.sampler.mark(cell.key, p)) if self.sampler else None
-        access = self.access
-        if self.isolate:
-            await asyncio.to_thread(self.isolate, cell, slot)
-            access = replace(access, litellm=access.litellm | {"extra_body": access.litellm.get("extra_body", {}) | {"id_slot": slot}})
+        if self.isolate: await asyncio.to_thread(self.isolate, cell, slot)
+        access = access_of(self.access, cell.repetition, slot if self.isolate else None)
         trial = await run_trial(cell.key, cell.scenario, cell.interface, access, self.experiment.controls(), cell.repetition, attempt,
                                 self.schema_tokens.get(f"{cell.interface.domain.name}/{cell.interface.level}"), phase, supervisor(self.experiment, cell.interface))
         if self.sampler: self.sampler.mark(cell.key, "end")
