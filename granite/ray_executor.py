@@ -79,7 +79,7 @@ class RaySweep(Sweep):
             self.free.put_nowait(None)
             raise SweepStopped(f"{self.access.key}: the last Ray worker is gone: {why}; run again to go on")
 
-    async def attempt(self, cell: Cell, attempt: int) -> Trial:
+    async def attempt(self, cell: Cell, attempt: int, slot: int = 0) -> Trial:
         "One attempt at one cell, on whichever worker is free."
         from ray.exceptions import RayError
         while True:
