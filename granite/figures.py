@@ -136,6 +136,7 @@ def interval_rows(
     note: str,  # n, interval, what was resampled
     reference: float | None = None,  # a line where there is no effect
     log: bool = False,  # logarithmic axis
+    hollow: str = "study A, published",  # what the hollow points are
 ) -> Figure:
     "One row an estimate, from top to bottom."
     fig, ax = plt.subplots(figsize=(5 + 0.075 * max(len(name) for name in table["name"]), 0.32 * len(table) + 1.6))
@@ -149,7 +150,7 @@ def interval_rows(
     ax.set_yticks(range(len(table)), table["name"]); ax.set_ylim(len(table) - 0.4, -0.6)
     ax.set(xlabel=label, title=title); ax.grid(axis="y", visible=False)
     theirs = "published" in table and table.published.notna().any()
-    caption(fig, note + ("\nHollow: study A, published." if theirs else ""))
+    caption(fig, note + (f"\nHollow: {hollow}." if theirs else ""))
     return fig
 
 # %% ../nbs/44_figures.ipynb #a3f92a1f
