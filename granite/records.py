@@ -50,6 +50,7 @@ class ModelCall(msgspec.Struct, kw_only=True):
     truncated: bool = False # cut at max_tokens
     context_truncated: bool = False # the server dropped part of the prompt
     error: str | None = None # one line, if the request failed
+    complaints: dict[str, str] = {} # not empty in a repair turn: call id -> what the model was told about that call of the reply before
 
 class ToolCall(msgspec.Struct, kw_only=True):
     "One call as it was carried out, and what the model was shown for it."
@@ -64,6 +65,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     start_s: float # seconds since the trial began
     latency_s: float
     rescued: bool = False # it came from text
+    retried: bool = False # it came from a repair turn
 
 class Fault(msgspec.Struct, kw_only=True):
     "What ended a trial."

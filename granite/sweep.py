@@ -188,7 +188,7 @@ class Sweep:
         if self.isolate: await asyncio.to_thread(self.isolate, cell, slot)
         access = access_of(self.access, cell.repetition, slot if self.isolate else None)
         trial = await run_trial(cell.key, cell.scenario, cell.interface, access, self.experiment.controls(), cell.repetition, attempt,
-                                self.schema_tokens.get(f"{cell.interface.domain.name}/{cell.interface.level}"), phase, supervisor(self.experiment, cell.interface))
+                                self.schema_tokens.get(f"{cell.interface.domain.name}/{cell.interface.level}"), phase, *supervisor(self.experiment, cell.interface))
         if self.sampler: self.sampler.mark(cell.key, "end")
         if trial.status == "timeout" and (problem := self.backend.check()): # a reply that never came from a server that is gone
             trial.status, trial.error = "infra", Fault(kind="infra", message=str(problem))
@@ -353,11 +353,12 @@ def note_plan(run: Run, experiment: Experiment, cells: list[Cell], facts: dict, 
     run.add_plan({c.place: c.key for c in cells})
     run.write_manifest(manifest_of(experiment, facts, isolation, protocol, preflight, cells, run.id, tokens))
 
-def supervisor(experiment: Experiment, interface: Interface): # (name, arguments) -> None or why a call is refused
-    "What stands between model and tools; None where supervision is off."
-    if experiment.supervision == "off": return None
+def supervisor(experiment: Experiment, interface: Interface) -> tuple: # supervise and repair, as `run_trial` takes them
+    "What stands between model and tools; None where supervision does not go so far."
+    if experiment.supervision == "off": return None, None
     from granite.toolcall.supervisor import Supervisor
-    return Supervisor({t["name"]: t for t in interface.listing()}, experiment.supervision).complaint
+    guard = Supervisor({t["name"]: t for t in interface.listing()}, experiment.supervision)
+    return guard.complaint, guard.repairable if experiment.supervision == "repair" else None
 
 def run_all(sweep: Sweep, cells: list[Cell]) -> None:
     "Run the cells; of several errors at once raise the first."

@@ -112,6 +112,14 @@ class Supervisor:
         decision = self.review_call(Call(name, arguments), attempt=self.max_repairs)
         return None if decision.outcome == "run" else decision.reason
 
+    def repairable(self,
+        name:str,      # of the tool
+        arguments:dict # of a native call
+    )->str|None:
+        "What the model may put right, or nothing; what study A's agent takes as `repair`"
+        decision = self.review_call(Call(name, arguments))
+        return decision.reason if decision.outcome == "retry" else None
+
     def _problem(self, stage, call, reason, attempt):
         return Decision("retry" if self.mode == "repair" and attempt < self.max_repairs else "stop", call, stage, reason)
 
