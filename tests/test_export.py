@@ -3,6 +3,7 @@
 inspect-ai pins fsspec and botocore, so it does not fit into the environment that constraints.txt describes. Where it is
 installed it is used; otherwise GRANITE_INSPECT_PYTHON may name the Python of an environment that has `granite[inspect]`."""
 
+import csv
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 
 from granite.domain import load_domain
 from granite.experiment import check_experiment
+from granite.export import export_tables
 from granite.records import Run
 from granite.scenario import load_scenarios
 from granite.sweep import ScriptedBackend, gold_model, run_model
@@ -58,6 +60,15 @@ def run(tmp_path_factory):
             run.add_plan({("scripted", "smarthome", "L4", "smarthome-001", n): other["key"]})
             run.append(other)
     return Run(path)
+
+def test_csv_holds_no_formula(run, tmp_path):
+    trial = json.loads(run.lines()[0])
+    bad = {**trial["tool_calls"][0], "name": "=HYPERLINK(0)", "kind": "unknown_tool", "is_error": True, "result": "-2+3", "arguments": {}}
+    with Run(tmp_path / "odd").open() as odd: odd.append({**trial, "tool_calls": [bad]})
+    written = [row for file in export_tables(odd, tmp_path, "csv") for row in csv.DictReader(file.read_text().splitlines())]
+    call = next(row for row in written if "arguments" in row)
+    assert (call["name"], call["result"]) == ("'=HYPERLINK(0)", "'-2+3") and float(call["latency_s"]) == bad["latency_s"]
+    assert not [cell for row in written for cell in row.values() if cell[:1] in tuple("=+-@\t\r\n") and cell]
 
 def test_inspect_reads_it_back(run, inspect_python, tmp_path):
     done = subprocess.run([inspect_python, "-c", READ_BACK, str(run.path), str(tmp_path / "logs")], capture_output=True, text=True, timeout=120,
