@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAGE', 'styled', 'print_table', 'bar', 'cmd_models', 'cmd_verify', 'cmd_serve', 'experiment_of', 'cmd_plan',
-           'cmd_run', 'cmd_score', 'cmd_show', 'cmd_report', 'cmd_export', 'cmd_monitor', 'Parser', 'complain',
-           'parser', 'add_commands', 'package_version', 'main']
+           'cmd_run', 'cmd_score', 'cmd_show', 'cmd_compare', 'cmd_report', 'cmd_export', 'cmd_monitor', 'Parser',
+           'complain', 'parser', 'whole', 'add_commands', 'package_version', 'main']
 
 # %% ../nbs/60_cli.ipynb #cace41a4
 import argparse
@@ -136,6 +136,23 @@ def cmd_show(args) -> int:
     for trial in found: print(Transcript(trial, *gold_of(run.manifest)(trial.scenario, trial.level)))
     return 0
 
+def cmd_compare(args) -> int:
+    "Pair two runs: differences with intervals, McNemar's test, the cells that changed, what else differs."
+    import numpy as np
+    from shutil import get_terminal_size
+    from granite.compare import SideBySide, changed_rows, compare, difference_lines, left_out_rows, open_sides, outcome_rows, score_rows, source_lines
+    if args.show:
+        a, b = open_sides(args.run_a, args.run_b, args.level or (), args.out)
+        print(SideBySide(a, b, args.show, args.level or ()).text(get_terminal_size().columns if sys.stdout.isatty() else 160))
+        return 0
+    with bar("compare"): found = compare(args.run_a, args.run_b, np.random.default_rng(args.seed), args.draws, args.level or (), args.out)
+    for side in (found.a, found.b): print(f"{side.name}: {side.run.path}, model {side.model}")
+    for title, rows in (("Task completion", outcome_rows(found)), ("Mean of A, of B: difference [95%]", score_rows(found)), ("Cells that changed (gained: only B completed the task; lost: only A)", changed_rows(found)), ("Cells left out", left_out_rows(found))):
+        print(f"\n{title}" + ("" if rows else ": none"))
+        if rows: print_table(rows)
+    for title, lines in (("What differs", difference_lines(found)), ("Intervals", source_lines(found))): print(f"\n{title}\n" + "\n".join(lines))
+    return 0
+
 def cmd_report(args) -> int:
     "Print the headline table of runs, and write tables and figures."
     from granite.records import find_run
@@ -174,6 +191,7 @@ Run it
 Look at it
   score RUN ...          scores, made again from the traces
   show RUN SCENARIO      a trial as a transcript
+  compare RUN_A RUN_B    what changed from one run to another, trial by trial
   report RUN ...         headline table; tables and figures as files
   export RUN             for Inspect, as Parquet, CSV, or a data set with its card
 
@@ -218,6 +236,15 @@ def parser() -> argparse.ArgumentParser:
     add_commands(add)
     return p
 
+def whole(
+    least: int,
+): # what argparse takes as a type
+    "A whole number that is not below the least one."
+    def read(text):
+        if not text.strip().isdecimal() or int(text) < least: raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} up is needed")
+        return int(text)
+    return read
+
 def add_commands(add) -> None:
     "The commands; an argument that several have is written once."
     out = {"default": "runs", "metavar": "FOLDER", "help": "folder of run folders (default: runs)"}
@@ -236,6 +263,9 @@ def add_commands(add) -> None:
     add("monitor", cmd_monitor, prometheus={"type": int, "required": True, "metavar": "PORT", "help": "port on loopback"}, run={"default": None, "metavar": "RUN", "help": "run folder to follow"})
     add("score", cmd_score, runs, out=out)
     add("show", cmd_show, run, ("scenario", {"metavar": "SCENARIO", "help": "its id, e.g. smarthome-001"}), level=level, out=out)
+    add("compare", cmd_compare, ("run_a", {"metavar": "RUN_A", "help": "name or path of a run, such as the one that is committed"}), ("run_b", {"metavar": "RUN_B", "help": "name or path of another one; its differences are B - A"}),
+        show={"metavar": "SCENARIO", "help": "the transcripts of this scenario in two columns instead"}, draws={"type": whole(100), "default": 2000, "metavar": "N", "help": "bootstrap resamples of scenarios (default: 2000)"},
+        seed={"type": whole(0), "default": 0, "metavar": "N", "help": "of the resamples (default: 0)"}, level=level, out=out)
     add("report", cmd_report, runs, figures={"default": "figures", "metavar": "FOLDER", "help": "for tables and figures (default: figures)"}, out=out)
     add("export", cmd_export, run, inspect=flag("a log for `inspect view`; needs granite[inspect]"), parquet=flag("trials, calls and model calls"), csv=flag("the same as CSV"),
         card=flag("Parquet with the card of a Hugging Face data set"), to={"metavar": "FOLDER", "help": "where to (default: exports/RUN)"}, out=out)

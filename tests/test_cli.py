@@ -10,7 +10,7 @@ import pytest
 
 from granite.cli import main, parser
 
-COMMANDS = ["models", "verify", "plan", "run", "serve", "monitor", "score", "show", "report", "export"]
+COMMANDS = ["models", "verify", "plan", "run", "serve", "monitor", "score", "show", "compare", "report", "export"]
 GRANITE = [sys.executable, "-m", "granite.cli"]
 
 def granite(*argv, **options):
