@@ -1,6 +1,7 @@
 """Two runs compared: planted differences are found, no cell is dropped without a word, and the command says all of it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from granite.scenario import load_scenarios
 from granite.simulate import MODELS, simulate, write_simulated
 from granite.sweep import ScriptedBackend, gold_model, run_model
 
+README = Path(__file__).parents[1] / "runs" / "readme" / "smarthome-qwen2.5-coder-1.5b"
 SCENARIOS = [f"smarthome-00{n}" for n in range(1, 6)]
 PLANTED = {("smarthome-002", "L1"), ("smarthome-003", "L4")} # where B does nothing
 
@@ -66,6 +68,10 @@ def test_the_interval_resamples_scenarios(folder):
         e = found[level].differences["tc"]
         assert [e.low, e.high] == pytest.approx(list(np.quantile(counts @ differences / 5, [0.025, 0.975])))
         assert (e.unit, e.units, e.draws, e.generator) == ("scenarios", 5, 2000, "PCG64 seed 7")
+    real = seeded(README, folder / "a", seed=7) # F1 takes many values there, so that 95% is not 90%
+    uneven = real.pairs[real.pairs.level == "L4"].set_index("scenario").eval("f1_b - f1_a").loc[SCENARIOS]
+    e, sample = real["L4"].differences["f1"], counts @ uneven / 5
+    assert [e.low, e.high] == pytest.approx(list(np.quantile(sample, [0.025, 0.975]))) != pytest.approx(list(np.quantile(sample, [0.05, 0.95])))
 
 def test_no_cell_is_dropped_without_a_word(folder, tmp_path):
     a, b = lines_of(folder / "a"), []
