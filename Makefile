@@ -4,14 +4,16 @@
 
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-1.5b
+OUT ?= runs/study
 BIN := .venv/bin
 NAME = quick-$(MODEL)
 
-.PHONY: help setup run toolcall test readme docs clean-setup
+.PHONY: help setup run study toolcall test readme docs clean-setup
 
 help:
 	@echo "make setup   .venv with everything pinned by constraints.txt"
 	@echo "make run     24 trials of the smart home on $(MODEL); another model: make run MODEL=smollm2-135m"
+	@echo "make study   the first study, where it was stopped (hours); a new one: make study OUT=runs/mine"
 	@echo "make toolcall  study B, 20 prompts a condition"
 	@echo "make test    export and notebooks in step, every notebook, every test"
 	@echo "make docs    the site, in _docs/"
@@ -37,6 +39,16 @@ run: setup
 	@echo ">> executed notebook: runs/$(NAME)/run.ipynb"
 	@echo ">> figure:            figures/run-$(NAME).png"
 	@echo ">> traces:            runs/$(NAME)/trials.jsonl (granite show $(NAME) smarthome-004)"
+
+study: setup
+	@echo ">> three models, 81 scenarios, four levels: what is open of it, each trial on disk as it ends ($(OUT)/)"
+	@$(BIN)/granite models pull qwen2.5-coder-1.5b
+	@$(BIN)/granite models pull qwen2.5-coder-0.5b
+	@$(BIN)/granite models pull smollm2-135m
+	@for part in first experiment prompted; do $(BIN)/granite run runs/study/$$part.yaml --out $(OUT) || exit 1; done
+	@$(BIN)/granite run runs/study/repeats.yaml --out $(OUT)/repeats
+	@$(BIN)/papermill nbs/analysis/00_first_study.ipynb $(OUT)/results.ipynb --no-progress-bar -p runs $(OUT)
+	@echo ">> results: $(OUT)/results.ipynb; against the committed study: granite compare runs/study/MODEL $(OUT)/MODEL"
 
 toolcall: setup
 	@echo ">> study B on qwen2.5-coder-0.5b: 20 prompts a condition, into runs/toolcall-sample/"

@@ -78,9 +78,11 @@ def cmd_serve(args) -> int:
 
 # %% ../nbs/60_cli.ipynb #b66073f5
 def experiment_of(args):
-    "The experiment of a file, or of the options; a model given by name replaces the file's list."
+    "The experiment of a file, or of a model with the defaults; `--out` wins over the file's folder."
     from granite.experiment import check_experiment, load_experiment
-    return load_experiment(args.experiment) if args.experiment.endswith((".yaml", ".yml")) else check_experiment({"models": [args.experiment], "out": args.out})
+    given = {"out": args.out} if args.out else {}
+    if args.experiment.endswith((".yaml", ".yml")): return load_experiment(args.experiment).model_copy(update=given)
+    return check_experiment({"models": [args.experiment]} | given)
 
 def cmd_plan(args) -> int:
     "Show what is done, stale and open, before anything runs."
@@ -254,8 +256,9 @@ def add_commands(add) -> None:
     flag = lambda text: {"action": "store_true", "help": text}
     add("models", cmd_models, ("what", {"nargs": "?", "choices": ["list", "pull"], "default": "list"}), ("key", {"nargs": "?", "metavar": "KEY", "help": "a model"}))
     add("verify", cmd_verify, ("domain", {"metavar": "DOMAIN", "nargs": "*", "help": "names or paths (default: all nine)"}), level=level)
-    add("plan", cmd_plan, experiment, out=out)
-    add("run", cmd_run, experiment, out=out)
+    into = {"metavar": "FOLDER", "help": "folder of run folders (default: the experiment's, else runs)"}
+    add("plan", cmd_plan, experiment, out=into)
+    add("run", cmd_run, experiment, out=into)
     add("serve", cmd_serve, ("domain", {"metavar": "DOMAIN", "help": "name or path"}), ("level", {"metavar": "LEVEL", "help": "name or path"}),
         transport={"choices": ["stdio", "http"], "default": "stdio", "help": "(default: stdio)"}, host={"default": "127.0.0.1", "help": "address for http; others than loopback need GRANITE_TOKEN"},
         port={"type": int, "default": 8000, "help": "port for http (default: 8000)"}, lenient=flag("read numbers and objects that came as text"),

@@ -90,3 +90,11 @@ def test_a_terminal_gets_a_bar_and_colours():
 def test_head_may_close_the_pipe():
     done = subprocess.run(["bash", "-c", 'set -o pipefail; "$0" -m granite.cli models | head -1', sys.executable], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("key") and "Traceback" not in done.stderr
+
+
+def test_out_wins_over_the_folder_in_the_file(tmp_path, capsys):
+    file = tmp_path / "e.yaml"
+    file.write_text(f"models: [smollm2-135m]\ndomains: [smarthome]\nscenarios: [smarthome-001]\nout: {tmp_path}/theirs\n")
+    for argv, folder in ((["plan", str(file)], "theirs"), (["plan", str(file), "--out", str(tmp_path / "mine")], "mine")):
+        assert main(argv) == 0
+        assert f"{tmp_path}/{folder}/smollm2-135m: 0 done, 4 open" in capsys.readouterr().out
