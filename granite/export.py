@@ -280,7 +280,7 @@ def inspect_log(
     spec = {"created": manifest.get("created") or started, "task": f"granite {run.id}", "task_id": run.digest()[:22], "eval_id": run.digest()[:22], "run_id": run.id, "model": model,
             "dataset": {"name": "granite scenarios", "samples": len(names), "sample_ids": names}, "config": {"epochs": max(s["epoch"] for s in samples)},
             "model_generate_config": {k: v for k in ("temperature", "max_tokens", "seed") if (v := (manifest.get("options") or {}).get(k)) is not None},
-            "packages": {k: str(v) for k, v in (manifest.get("versions") or {}).items()}, "metadata": facts}
+            "packages": {k: str(v) for k, v in (manifest.get("versions") or {}).items()}, "metadata": facts, "viewer": {"trust_content": False}}
     return {"status": "success", "eval": spec, "samples": samples, "stats": {"started_at": started, "completed_at": completed, "model_usage": {model: dict(total)} if total else {}},
             "results": {"total_samples": len(samples), "completed_samples": sum(bool(s["scores"]) for s in samples), "scores": summary(samples)}}
 
