@@ -1,17 +1,20 @@
 """A run as a log of Inspect, read back with Inspect's own API.
 
 inspect-ai pins fsspec and botocore, so it does not fit into the environment that constraints.txt describes. Where it is
-installed it is used; otherwise GRANITE_INSPECT_PYTHON may name the Python of an environment that has `granite[inspect]`."""
+installed it is used; otherwise GRANITE_INSPECT_PYTHON may name the Python of an environment that has it (`.ci/run` makes one)."""
 
 import csv
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from test_site import CHROMIUM, HERE, WORK, node_modules
 
 from granite.domain import load_domain
 from granite.experiment import check_experiment
@@ -29,12 +32,21 @@ run, out = sys.argv[1:]
 file = export_inspect(Run(run), out)
 assert len(list_eval_logs(out)) == 1
 log = read_eval_log(str(file))
+assert log.eval.viewer.trust_content is False # the viewer shows plain text
 print(json.dumps([log.status, log.eval.model, {s.name: s.metrics["mean"].value for s in log.results.scores}, [
     {"id": s.id, "epoch": s.epoch, "scores": {k: v.value for k, v in s.scores.items()}, "metadata": s.metadata, "limit": s.limit and s.limit.type, "error": s.error and s.error.message,
      "calls": [[c.function, c.arguments] for m in s.messages if m.role == "assistant" for c in m.tool_calls or []],
      "results": [[m.tool_call_id, m.text, m.error and m.error.message] for m in s.messages if m.role == "tool"],
      "ids": [c.id for m in s.messages if m.role == "assistant" for c in m.tool_calls or []]} for s in log.samples]]))
 """
+WRITE = """
+import sys
+from granite.export import export_inspect
+from granite.records import Run
+print(export_inspect(Run(sys.argv[1]), sys.argv[2]).name)
+"""
+ROOT = Path(__file__).parents[1]
+README = ROOT / "runs/readme/smarthome-qwen2.5-coder-1.5b"
 NASTY = "<script>alert(1)</script>\u202e\x1b[31m"
 
 @pytest.fixture(scope="module")
@@ -72,7 +84,7 @@ def test_csv_holds_no_formula(run, tmp_path):
 
 def test_inspect_reads_it_back(run, inspect_python, tmp_path):
     done = subprocess.run([inspect_python, "-c", READ_BACK, str(run.path), str(tmp_path / "logs")], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     status, model, means, samples = json.loads(done.stdout.splitlines()[-1])
     trials = run.trials()
@@ -90,3 +102,44 @@ def test_inspect_reads_it_back(run, inspect_python, tmp_path):
     assert at(3)["results"][0][2] == f"operation_error: {NASTY}" and at(3)["metadata"]["bad_operation"] == 1
     assert at(4)["scores"] == {} and at(4)["error"] == "infra: server gone"
     assert set(means) == {"TC", "F1", "ArgAcc"}
+
+@pytest.fixture
+def viewer(inspect_python, run, tmp_path):
+    "Inspect's viewer on loopback over two logs, the README's run and the scripted one: look(log, sample, epoch) -> what the page says."
+    if not CHROMIUM: pytest.skip("no chromium on this machine")
+    modules, shots = node_modules(), WORK / "shots"
+    shots.mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    write = lambda path: subprocess.run([inspect_python, "-c", WRITE, str(path), str(tmp_path)], capture_output=True, text=True, check=True, env=environment, timeout=300).stdout.split()[-1]
+    logs = {"readme": write(README), "scripted": write(run.path)}
+    with socket.socket() as s: s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]
+    server = subprocess.Popen([Path(inspect_python).with_name("inspect"), "view", "start", "--log-dir", tmp_path, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def look(log, sample, epoch):
+        done = subprocess.run(["node", HERE / "viewer.mjs", f"http://127.0.0.1:{port}", CHROMIUM, modules, shots / f"inspect-{log}.png", logs[log], sample, str(epoch)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try: socket.create_connection(("127.0.0.1", port), 1).close(); break
+            except OSError:
+                assert server.poll() is None and time.monotonic() < deadline, "the viewer did not start"
+                time.sleep(0.3)
+        yield look
+    finally:
+        server.terminate()
+        server.wait(20)
+
+@pytest.mark.slow
+def test_the_viewer_shows_a_tool_call(viewer):
+    trial = next(t for t in Run(README).trials() if any(c.kind == "ok" for c in t.tool_calls))
+    call = next(c for c in trial.tool_calls if c.kind == "ok")
+    page = viewer("readme", f"{trial.scenario} {trial.level}", trial.repetition + 1)
+    assert not page["errors"] and trial.request in page["text"] and call.name in page["text"]
+    for name, value in call.arguments.items(): assert f"{name}: {json.dumps(value)}" in page["text"], (name, page["text"])
+    for name, value in json.loads(call.result).items(): assert f"{name}:\n{value}" in page["text"], (name, page["text"])
+
+@pytest.mark.slow
+def test_the_viewer_runs_nothing_that_a_tool_wrote(viewer):
+    page = viewer("scripted", "smarthome-001 L4", 4)
+    assert not page["errors"] and "alert(1)" not in page["scripts"] and "<script>alert(1)</script>" in page["text"], page
