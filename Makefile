@@ -54,7 +54,7 @@ toolcall: setup
 	@echo ">> study B on qwen2.5-coder-0.5b: 20 prompts a condition, into runs/toolcall-sample/"
 	@$(BIN)/granite models pull qwen2.5-coder-0.5b
 	@mkdir -p runs/toolcall-sample
-	@$(BIN)/papermill nbs/toolcall/run.ipynb runs/toolcall-sample/run.ipynb --no-progress-bar -p limit 20 -p out runs/toolcall-sample
+	@$(BIN)/papermill nbs/toolcall/run.ipynb runs/toolcall-sample/run.ipynb --no-progress-bar -p stages main -p limit 20 -p out runs/toolcall-sample
 
 test: setup
 	@echo ">> the package and the notebooks are in step"
