@@ -175,6 +175,7 @@ def odds_ratios(
     use, rows = independent_columns(X[~perfect]), ~perfect[pattern]
     if not use or np.ptp(y[rows]) == 0: return empty("the terms separate successes from failures perfectly, so no odds ratio is finite")
     groups = None if groups is None else groups[rows]
+    if groups is not None and len(set(groups)) < 2: return empty(f"but for trials that are predicted perfectly there is only one {errors}: errors clustered by {errors} are undefined")
     b, se, why = fit_odds(X[:, use][pattern[rows]], y[rows], method, groups)
     if b is None: return empty(why)
     if perfect.any(): notes.append(f"{(~rows).sum():,} trials are predicted perfectly and tell nothing about the other odds")
