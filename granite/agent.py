@@ -526,13 +526,14 @@ async def converse(
     from google.adk.agents.run_config import RunConfig
     from google.adk.models.lite_llm import LiteLlm
     from google.adk.runners import InMemoryRunner
+    from google.adk.telemetry.context import TelemetryConfig
     from google.genai import types
     client = make_client(recorder, controls, access.protocol, access.complete, access.watch() if access.watch else None, repair)
     agent = LlmAgent(name="agent", model=LiteLlm(**access.litellm, llm_client=client), instruction=SYSTEM_PROMPT, tools=[toolset])
     runner = InMemoryRunner(agent=agent, app_name="granite", plugins=[make_plugin(recorder, names, supervise)])
     session = await runner.session_service.create_session(app_name="granite", user_id="user")
     message = types.Content(role="user", parts=[types.Part(text=scenario.user_prompt)])
-    run = runner.run_async(user_id="user", session_id=session.id, new_message=message, run_config=RunConfig(max_llm_calls=controls.max_agent_turns))
+    run = runner.run_async(user_id="user", session_id=session.id, new_message=message, run_config=RunConfig(max_llm_calls=controls.max_agent_turns, telemetry=TelemetryConfig(genai_semconv_stability_opt_in="stable"))) # the other form describes every tool again for spans that nobody reads
     async with asyncio.timeout(controls.agent_timeout_seconds), contextlib.aclosing(run):
         async for event in run:
             parts = event.content.parts if event.content and event.content.parts else []
