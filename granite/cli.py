@@ -249,14 +249,14 @@ def whole(
 
 def add_commands(add) -> None:
     "The commands; an argument that several have is written once."
-    out = {"default": "runs", "metavar": "FOLDER", "help": "folder of run folders (default: runs)"}
+    out = {"default": "runs", "metavar": "FOLDER", "help": "folder of run folders (default: the experiment's, else runs)"}
     level = {"action": "append", "metavar": "LEVEL", "help": "only this level; may be given again"}
     experiment = ("experiment", {"metavar": "EXPERIMENT", "help": "YAML file, or a model"})
     run, runs = ("run", {"metavar": "RUN", "help": "a run's name or path"}), ("run", {"metavar": "RUN", "nargs": "+", "help": "names or paths of runs"})
     flag = lambda text: {"action": "store_true", "help": text}
     add("models", cmd_models, ("what", {"nargs": "?", "choices": ["list", "pull"], "default": "list"}), ("key", {"nargs": "?", "metavar": "KEY", "help": "a model"}))
     add("verify", cmd_verify, ("domain", {"metavar": "DOMAIN", "nargs": "*", "help": "names or paths (default: all nine)"}), level=level)
-    into = {"metavar": "FOLDER", "help": "folder of run folders (default: the experiment's, else runs)"}
+    into = out | {"default": None}
     add("plan", cmd_plan, experiment, out=into)
     add("run", cmd_run, experiment, out=into)
     add("serve", cmd_serve, ("domain", {"metavar": "DOMAIN", "help": "name or path"}), ("level", {"metavar": "LEVEL", "help": "name or path"}),
