@@ -18,8 +18,29 @@ def imports(code: str):
     is_import = lambda node: isinstance(node, (ast.Import, ast.ImportFrom))
     return any(map(is_import, ast.walk(tree))), bool(tree.body) and all(map(is_import, tree.body))
 
+def pieces(code: str) -> list[str]:
+    "An exported cell, cut after each of its definitions but the last: nbdev would describe those of one cell in reverse, with the source between them."
+    try: tree = ast.parse(code)
+    except SyntaxError: return [code]
+    ends = [n.end_lineno for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not n.name.startswith("_")][:-1]
+    lines = code.splitlines()
+    directives = [line for line in lines if line.startswith("#|")]
+    parts = ["\n".join(lines[a:b]).strip("\n") for a, b in zip([0, *ends], [*ends, len(lines)])]
+    return [parts[0], *("\n".join([*directives, part]) for part in parts[1:])]
+
+def in_pieces(cells: list[dict]) -> list[dict]:
+    "Cells, exported ones with several definitions cut up; what a cell gave stays with its last piece."
+    out = []
+    for cell in cells:
+        text = "".join(cell["source"])
+        exported = cell["cell_type"] == "code" and re.search(r"^#\|\s*export\s*$", text, re.M)
+        *first, last = pieces(text) if exported else [cell["source"]]
+        out += [{**cell, "id": f"{cell['id']}-{n}", "source": part, "outputs": []} for n, part in enumerate(first)] + [{**cell, "source": last}]
+    return out
+
 def for_readers(notebook: dict):
     "The notebook as the site shows it: exported code stays visible, text under the title stays, nothing but exported code runs."
+    notebook["cells"] = in_pieces(notebook["cells"])
     titled, domain = False, "default_exp domains." in json.dumps(notebook)          # a domain's operations are what its page is about
     for cell in list(notebook["cells"]):
         text = "".join(cell["source"])
