@@ -215,7 +215,8 @@ def test_importing_needs_no_driver_and_no_client():
 
 def test_monitor_stops_cleanly_on_interrupt():
     code = "from granite.timeseries import monitor; monitor(port=0)"
-    child = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    child = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) # who runs the tests may ignore it
     try:
         assert "meters at http://127.0.0.1:" in child.stdout.readline()
         child.send_signal(signal.SIGINT)
