@@ -5,7 +5,8 @@
 
 shared: the engine keeps what it remembers, and its host-side cache of earlier prompts is on. restore: the prefix of the interface is put back before
 each trial (`isolation: strict`). erase: the slot is emptied before each trial, which reads the tools again. Starting the engine is
-not counted; reading each prefix once is.
+not counted; reading each prefix once is. From another state of the cache a model writes other words, and more or fewer of them: compare
+the time for each token written, not the sums alone.
 """
 import argparse
 import statistics
@@ -37,7 +38,8 @@ def measure(model, way, scenarios, folder):
         start = time.perf_counter()
         run_all(Sweep(run, experiment, backend, ready.access, ready.schema_tokens(), isolate=isolate), ready.cells)
         seconds, calls = time.perf_counter() - start, [m for t in run.trials() for m in t.model_calls]
-    return seconds, sum((m.timings or {}).get("prompt_n", 0) for m in calls) / len(ready.cells), sum(m.completion_tokens or 0 for m in calls) / len(ready.cells)
+    read, wrote = sum((m.timings or {}).get("prompt_n", 0) for m in calls), sum(m.completion_tokens or 0 for m in calls)
+    return seconds, read / len(ready.cells), wrote / len(ready.cells), 1e3 * seconds / max(wrote, 1)
 
 
 def main(argv=None):
@@ -51,10 +53,10 @@ def main(argv=None):
     for _ in range(rounds):
         for way in found:
             with tempfile.TemporaryDirectory() as folder: found[way].append(measure(args.model, way, scenarios, folder))
-            seconds, read, wrote = found[way][-1]
-            print(f"{way}: {seconds:.1f} s, {read:.0f} prompt tokens read and {wrote:.0f} written a trial", flush=True)
-    base = statistics.median(s for s, *_ in found["shared"])
-    for way in ("restore", "erase"): print(f"{way} / shared: {statistics.median(s for s, *_ in found[way]) / base:.2f}")
+            seconds, read, wrote, each = found[way][-1]
+            print(f"{way}: {seconds:.1f} s, {read:.0f} prompt tokens read and {wrote:.0f} written a trial, {each:.0f} ms for each token written", flush=True)
+    median = lambda way, i: statistics.median(row[i] for row in found[way])
+    for way in ("restore", "erase"): print(f"{way} / shared: {median(way, 0) / median('shared', 0):.2f} in all, {median(way, 3) / median('shared', 3):.2f} for each token written")
     return 0
 
 
