@@ -316,8 +316,8 @@ def usable(experiment: Experiment, model: str, backend=None): # default: from th
     from granite.backends import backend_for
     backend = backend or backend_for(model, experiment.context_tokens, experiment.seed, slots=experiment.concurrency)
     isolation = isolation_of(experiment, backend)
-    if isolation != "shared": backend.options["cache_ram_mib"] = 0
     if experiment.isolation == "strict" != isolation: raise SweepStopped("isolation strict: only with an embedded model and concurrency 1; use isolation auto or shared")
+    if isolation != "shared": backend.options["cache_ram_mib"] = 0
     if problem := backend.check(): raise SweepStopped(str(problem))
     return backend
 
