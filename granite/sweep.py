@@ -340,18 +340,22 @@ def run_model(
         run = stack.enter_context(Run(folder, [s for s in [backend.model.secret()] if s]).open())
         ready = make_ready(experiment, stack.enter_context(backend))
         tokens = ready.schema_tokens()
-        note_plan(run, experiment, ready.cells, ready.facts, ready.protocol, vars(ready.preflight), ready.isolation, tokens)
+        work = note_plan(run, experiment, ready.cells, ready.facts, ready.protocol, vars(ready.preflight), ready.isolation, tokens)
         if planned: planned(run, ready.cells)
+        if not work: return run
         rehearse(ready.cells[0])
         sampler = stack.enter_context(start_sampler(run, backend)) if experiment.meters == "auto" else None
         if sampler: sampler.baseline(2.0)
         run_all(Sweep(run, experiment, backend, ready.access, tokens, sampler, progress, isolate_with(ready)), ready.cells)
     return run
 
-def note_plan(run: Run, experiment: Experiment, cells: list[Cell], facts: dict, protocol: str, preflight: dict, isolation: str, tokens: dict) -> None:
-    "Write plan and manifest."
-    run.add_plan({c.place: c.key for c in cells})
+def note_plan(run: Run, experiment: Experiment, cells: list[Cell], facts: dict, protocol: str, preflight: dict, isolation: str, tokens: dict) -> bool: # is there anything to do?
+    "Write plan and manifest; where all of it was planned and is done, both stay as they are."
+    plan = {c.place: c.key for c in cells}
+    if plan.items() <= run.plan().items() and run.done_keys().issuperset(plan.values()) and (run.path / "manifest.json").exists(): return False
+    run.add_plan(plan)
     run.write_manifest(manifest_of(experiment, facts, isolation, protocol, preflight, cells, run.id, tokens))
+    return True
 
 def supervisor(experiment: Experiment, interface: Interface) -> tuple: # supervise and repair, as `run_trial` takes them
     "What stands between model and tools; None where supervision does not go so far."

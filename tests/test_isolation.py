@@ -57,3 +57,14 @@ def test_forwards_backwards_and_interrupted(tmp_path):
     first = [t.model_calls[0].timings for t in forwards.trials()]
     print("prompt tokens read in the first call of each trial:", [t["prompt_n"] for t in first], "from the slot:", [t["cache_n"] for t in first])
     assert all(t["cache_n"] > t["prompt_n"] for t in first), "the saved prefix was used"
+
+
+@pytest.mark.slow
+def test_two_slots_each_start_from_the_prefix(tmp_path):
+    run = run_model(experiment(tmp_path, concurrency=2), MODEL, tmp_path / "slots")
+    assert run.manifest["options"]["isolation"] == "slots" and run.completeness()["done"] == 8
+    trials = run.trials()
+    spans = sorted((t.started_mono, t.started_mono + t.wall_s) for t in trials)
+    assert any(later[0] < earlier[1] for earlier, later in zip(spans, spans[1:])), "two trials at once"
+    first = [t.model_calls[0].timings for t in trials]
+    assert all(t["cache_n"] > t["prompt_n"] for t in first), "each slot held the saved prefix"
