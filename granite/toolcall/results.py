@@ -25,13 +25,14 @@ CONDITION = ["model", "template", "decoding", "constraint", "repetition"]
 def load_scored(
     runs,           # folder that holds one folder a model
     which="base"    # set of prompts
-)->pd.DataFrame: # one row a reply, with its prompt and scores; `mended` says whether it was right after a repair
+)->pd.DataFrame: # one row a reply, with its prompt and scores; `mended` and `mended_exact` say whether it was right after a repair
     "All replies to one set of prompts, scored"
     replies, prompts = load_replies(runs), load_prompts(which)
     replies = replies[replies.prompts == which] if len(replies) else replies
     blank = dict.fromkeys([*CONDITION, "key", *Completion.__dataclass_fields__, "repair"]) | {"id": prompts.id[0], "reply": "", "final": ""}
     asked = replies if len(replies) else pd.DataFrame([blank])
-    scored = score_replies(asked, prompts).assign(mended=score_replies(asked, prompts, "final").success)
+    final = score_replies(asked, prompts, "final")
+    scored = score_replies(asked, prompts).assign(mended=final.success, mended_exact=final.get("schema_exact", False))
     return scored[:len(replies)].sort_values(CONDITION, ascending=[True, False, True, True, True], kind="stable", ignore_index=True)
 
 def enough(
@@ -113,11 +114,14 @@ def error_labels(
 # %% ../../nbs/toolcall/06_results.ipynb #c020
 def repairs(
     scored:pd.DataFrame # rows of conditions in which a repair was allowed have `repair` filled where it was used
-)->pd.DataFrame: # one row a condition: replies, retried, right before and after
+)->pd.DataFrame: # one row a condition: replies, retried, right before and after, wrong ones mended and right ones spoilt; exact: right by the schema too
     "What one retry with the validator's message changes"
     allowed = scored[(scored.template == "chat") & (scored.decoding == "greedy") & (scored.constraint == "none")]
-    return pd.DataFrame([{**dict(zip(["model", "kind"], group)), "n": len(part), "retried": part.repair.notna().sum(), "right before": int(part.success.sum()), "right after": int(part.mended.sum()),
-                          "mended": int((~part.success.astype(bool) & part.mended.astype(bool)).sum())} for group, part in allowed.groupby(["model", "kind"], sort=False)])
+    yes = lambda part, column: part[column].fillna(False).astype(bool)
+    return pd.DataFrame([{**dict(zip(["model", "kind"], group)), "n": len(part), "retried": part.repair.notna().sum(),
+                          "right before": int(yes(part, "success").sum()), "right after": int(yes(part, "mended").sum()),
+                          "mended": int((~yes(part, "success") & yes(part, "mended")).sum()), "spoilt": int((yes(part, "success") & ~yes(part, "mended")).sum()),
+                          "exact before": int(yes(part, "schema_exact").sum()), "exact after": int(yes(part, "mended_exact").sum())} for group, part in allowed.groupby(["model", "kind"], sort=False)])
 
 def supervision(
     scored:pd.DataFrame,
