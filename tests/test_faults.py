@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from granite.agent import Controls, ModelAccess, run_sync, run_trial
+from granite.agent import MARK, Controls, ModelAccess, end_server, run_sync, run_trial
 from granite.domain import load_domain
 from granite.experiment import check_experiment
 from granite.level import LEVELS
@@ -141,6 +141,14 @@ def test_a_tool_server_that_fails_is_not_the_models_fault(fault, says, monkeypat
     assert (trial.status, trial.error.kind) == ("infra", "infra") and says in trial.error.message and "\n" not in trial.error.message, trial.error
     assert len(server.bodies) == (1 if fault in ("hang", "die") else 0) and trial.wall_s < 90
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before, "a tool server is left behind"
+
+
+def test_a_server_left_over_from_a_broken_start_is_ended():
+    wait = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(wait, env=os.environ | {MARK: "this"}) as left, subprocess.Popen(wait, env=os.environ | {MARK: "another"}) as other:
+        end_server("this")
+        assert left.wait(5) == -signal.SIGKILL and other.poll() is None
+        other.kill()
 
 
 def test_a_tool_server_that_prints_to_stdout():
