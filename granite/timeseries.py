@@ -141,14 +141,14 @@ def monitor(
     if run and not run.is_dir(): raise BackendError(f"there is no run folder {run}")
     meters = discover_meters(server_pid) if meters is None else meters
     end = time.monotonic() + (seconds if seconds is not None else float("inf"))
-    with Sampler(meters, period_s) as sampler, exporting(sampler, port, host) as address:
-        absent = "; ".join(f"{m.name}: {m.missing}" for m in meters if m.missing)
-        say(f"{sum(not m.missing for m in meters)} meters at {address}" + (f" (not here: {absent})" if absent else ""))
-        try:
+    try:
+        with Sampler(meters, period_s) as sampler, exporting(sampler, port, host) as address:
+            absent = "; ".join(f"{m.name}: {m.missing}" for m in meters if m.missing)
+            say(f"{sum(not m.missing for m in meters)} meters at {address}" + (f" (not here: {absent})" if absent else ""))
             while (left := end-time.monotonic()) > 0:
                 _follow(sampler, run)
                 time.sleep(min(0.5, left))
-        except KeyboardInterrupt: pass
+    except KeyboardInterrupt: pass
 
 # %% ../nbs/52_timeseries.ipynb #2fe9bd9d
 @dataclass(frozen=True)
