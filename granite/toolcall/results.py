@@ -114,14 +114,15 @@ def error_labels(
 # %% ../../nbs/toolcall/06_results.ipynb #c020
 def repairs(
     scored:pd.DataFrame # rows of conditions in which a repair was allowed have `repair` filled where it was used
-)->pd.DataFrame: # one row a condition: replies, retried, right before and after, wrong ones mended and right ones spoilt; exact: right by the schema too
+)->pd.DataFrame: # one row a condition: replies, retried, right before and after, wrong ones mended and right ones spoilt; exact: right by the schema too, blank where no call is right
     "What one retry with the validator's message changes"
     allowed = scored[(scored.template == "chat") & (scored.decoding == "greedy") & (scored.constraint == "none")]
     yes = lambda part, column: part[column].fillna(False).astype(bool)
+    exact = lambda part, column: int(yes(part, column).sum()) if part.schema_exact.notna().any() else ""
     return pd.DataFrame([{**dict(zip(["model", "kind"], group)), "n": len(part), "retried": part.repair.notna().sum(),
                           "right before": int(yes(part, "success").sum()), "right after": int(yes(part, "mended").sum()),
                           "mended": int((~yes(part, "success") & yes(part, "mended")).sum()), "spoilt": int((yes(part, "success") & ~yes(part, "mended")).sum()),
-                          "exact before": int(yes(part, "schema_exact").sum()), "exact after": int(yes(part, "mended_exact").sum())} for group, part in allowed.groupby(["model", "kind"], sort=False)])
+                          "exact before": exact(part, "schema_exact"), "exact after": exact(part, "mended_exact")} for group, part in allowed.groupby(["model", "kind"], sort=False)])
 
 def supervision(
     scored:pd.DataFrame,
