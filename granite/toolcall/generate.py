@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from ..engine import Engine
-from ..models import cache_folder, file_digest
+from ..engine import Engine, brings_template
+from ..models import cache_folder, file_digest, model_file
 from ..records import write_atomic
 from ..store import digest
 from .prompts import DISTRACTORS, TOOLS, call_schema, chat_messages, load_prompts, raw_prompt, tools_for
@@ -110,7 +110,10 @@ class EmbeddedModel:
         context_tokens=4096,  # longest prompt and reply together
         **options             # more for granite.engine.Engine
     ): self.engine, self.saved = Engine(model, context_tokens=context_tokens, threads=threads, seed=42, **options), {}
-    def __enter__(self): self.engine.start(); return self
+    def __enter__(self):
+        self.engine.start()
+        self.templated = brings_template(model_file(self.engine.model))
+        return self
     def __exit__(self, *error): self.engine.stop()
 
     @property
@@ -119,9 +122,11 @@ class EmbeddedModel:
     @property
     def facts(self)->dict:
         "What was loaded and how"
-        return self.engine.facts | {"backend": "llama.cpp", "chat_example": self.chat([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}])}
+        facts = self.engine.facts
+        return facts | {"backend": "llama.cpp", "chat_example": self.chat([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]) if facts["own_template"] else None}
 
     def chat(self, messages)->str: # the text that the template makes
+        if not self.templated: raise GenerateError(f"{self.key} has no chat template; ask it with template raw")
         return self.engine.prompt(messages)
 
     def complete(self,
