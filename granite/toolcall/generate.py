@@ -11,6 +11,7 @@ __all__ = ['DECODINGS', 'STAGES', 'CHECKPOINTS', 'GenerateError', 'Decoding', 'C
 import itertools, json, os, platform, time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -110,20 +111,20 @@ class EmbeddedModel:
         context_tokens=4096,  # longest prompt and reply together
         **options             # more for granite.engine.Engine
     ): self.engine, self.saved = Engine(model, context_tokens=context_tokens, threads=threads, seed=42, **options), {}
-    def __enter__(self):
-        self.engine.start()
-        self.templated = brings_template(model_file(self.engine.model))
-        return self
+    def __enter__(self): self.engine.start(); return self
     def __exit__(self, *error): self.engine.stop()
 
     @property
     def key(self): return self.engine.model.key
 
+    @cached_property
+    def templated(self): return brings_template(model_file(self.engine.model))
+
     @property
     def facts(self)->dict:
         "What was loaded and how"
-        facts = self.engine.facts
-        return facts | {"backend": "llama.cpp", "chat_example": self.chat([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]) if facts["own_template"] else None}
+        example = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+        return self.engine.facts | {"backend": "llama.cpp", "chat_example": self.chat(example) if self.templated else None}
 
     def chat(self, messages)->str: # the text that the template makes
         if not self.templated: raise GenerateError(f"{self.key} has no chat template; ask it with template raw")
