@@ -148,7 +148,7 @@ def set_device(store: Store, device_id: DeviceId, settings: Annotated[Settings, 
     "Change settings of one device."
     device = store.get("devices", device_id, "device_id")
     unfit = [s for s in settings if s not in SETTINGS_OF[device["kind"]]]
-    if unfit or not settings: raise OperationError(f"settings: {device_id} is a {device['kind']}; expected {', '.join(SETTINGS_OF[device['kind']])}")
+    if unfit or not settings: raise OperationError(f"settings: {device_id} is a {device['kind']}; expected no settings but {', '.join(SETTINGS_OF[device['kind']])}")
     device["settings"].update(settings)
     return device_view(device)
 
