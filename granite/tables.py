@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'RESAMPLED', 'SIZED', 'COURSES', 'SIZES', 'truth', 'usable', 'counted', 'many', 'numbers', 'spread',
-           'optional', 'interval', 'model_table', 'noted', 'level_table', 'compared', 'clusters_table', 'wins_table',
-           'model_level_table', 'overall_table', 'size_table', 'wide_sizes', 'class_changes', 'energy_table',
-           'efficiency_table', 'best_level_table', 'correlation_table', 'sensitivity_table', 'domain_table',
-           'share_table', 'bad_call_table', 'effort_table', 'scenario_table', 'course_of', 'course_table',
-           'paired_levels_table', 'interface_table', 'complexity_table', 'winner', 'pairing_table', 'rescue_table',
-           'needed_help', 'difference', 'native_only', 'choices_table', 'left_out_table', 'has_both']
+           'optional', 'interval', 'model_table', 'sources', 'noted', 'level_table', 'compared', 'clusters_table',
+           'wins_table', 'model_level_table', 'overall_table', 'size_table', 'wide_sizes', 'class_changes',
+           'energy_table', 'efficiency_table', 'best_level_table', 'correlation_table', 'sensitivity_table',
+           'domain_table', 'share_table', 'bad_call_table', 'effort_table', 'scenario_table', 'course_of',
+           'course_table', 'paired_levels_table', 'interface_table', 'complexity_table', 'winner', 'pairing_table',
+           'rescue_table', 'needed_help', 'difference', 'native_only', 'choices_table', 'left_out_table', 'has_both']
 
 # %% ../nbs/45_tables.ipynb #f3d60d8b
 from itertools import combinations
@@ -84,16 +84,24 @@ def model_table(
     draws: int = 2000,
 ) -> pd.DataFrame:  # one row a model, best first; the published columns, and `n` and `bad_call_pct`
     "Overall performance per model."
-    rows, note = [], ""
+    rows, made = [], {}
     for model, part in usable(trials).groupby("model", observed=True):
         tc = cluster_bootstrap(part, "tc", rng, clusters=("scenario",), draws=draws)
-        note = note or tc.source()
+        made[model] = tc.source()
         rows.append({
             "model": model, **{name: part[name].iloc[0] for name in ("category", "params_b", "quantization")}, "n": len(part),
             **interval("tc", tc), **spread("f1", part.f1), **spread("arg_acc", part.arg_acc), "wall_s": numbers(part.wall_s).mean(), "tool_calls": numbers(part.tool_calls).mean(),
             "error_pct": 100 * numbers(part.ended_by_error).mean(), "bad_call_pct": 100 * numbers(part.any_bad_call).mean()})
     table = pd.DataFrame(rows).sort_values("tc", ascending=False, ignore_index=True)
-    return noted(table, f"{counted(trials)}. TC: {note}. F1 and argument accuracy: mean and standard deviation over trials.")
+    return noted(table, f"{counted(trials)}. TC: {sources(made)}. F1 and argument accuracy: mean and standard deviation over trials.")
+
+def sources(
+    made: dict,  # model: how its interval came about
+) -> str:  # said once where all models agree, else with the names
+    "Where intervals of several models come from, e.g. when one has run fewer scenarios."
+    groups = {}
+    for model, source in made.items(): groups.setdefault(source, []).append(str(model))
+    return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{', '.join(models)}: {source}" for source, models in groups.items())
 
 def noted(
     table: pd.DataFrame,
@@ -167,15 +175,15 @@ def model_level_table(
     draws: int = 2000,
 ) -> pd.DataFrame:  # model, level, value, lo, hi, n
     "One value per model and level, with an interval over scenarios."
-    rows, note = [], ""
+    rows, made = [], {}
     for (model, level), part in usable(trials).groupby(["model", "level"], observed=True):
         estimate = cluster_bootstrap(part, value, rng, clusters=("scenario",), draws=draws)
-        note = note or estimate.source()
+        made.setdefault(model, estimate.source())
         rows.append((model, level, *(optional(x) for x in (estimate.value, estimate.low, estimate.high)), len(part)))
     table = pd.DataFrame(rows, columns=["model", "level", "value", "lo", "hi", "n"])
     for name in ("model", "level"): table[name] = pd.Categorical(table[name], trials[name].cat.categories, ordered=True)
     table["model"] = table.model.cat.remove_unused_categories()
-    return noted(table, f"{counted(trials)}. Per model: {note}.")
+    return noted(table, f"{counted(trials)}. Per model: {sources(made)}.")
 
 def overall_table(
     trials: pd.DataFrame,  # one row a trial
@@ -382,7 +390,7 @@ def paired_levels_table(
     draws: int = 2000,
 ) -> pd.DataFrame:  # model, level, n, tc, f1, arg_acc minus the reference with ends, first, second, p
     "Each model's levels against one of them, paired by scenario; first and second: only the reference, only the level completed it."
-    rows, note = [], ""
+    rows, made = [], {}
     for model, part in usable(trials).groupby("model", observed=True):
         if reference not in set(part.level): continue
         found = paired_bootstrap(part, rng, METRICS, reference, ("model", "scenario"), draws)
@@ -391,10 +399,10 @@ def paired_levels_table(
             pair = grid[[reference, level]].dropna() == 1
             test = mcnemar(*discordant_pairs(pair[reference], pair[level]))
             differences = {metric: found[metric, level].difference for metric in METRICS}
-            note = note or differences["tc"].source()
+            made.setdefault(model, differences["tc"].source())
             rows.append({"model": model, "level": level, "n": len(pair)} | {k: v for metric, d in differences.items() for k, v in interval(metric, d).items()}
                         | {"first": test.only_first, "second": test.only_second, "p": test.p})
-    return noted(pd.DataFrame(rows), f"{counted(trials)}. Level minus {reference}, per model: {note}. p: exact McNemar test of completion.")
+    return noted(pd.DataFrame(rows), f"{counted(trials)}. Level minus {reference}, per model: {sources(made)}. p: exact McNemar test of completion.")
 
 # %% ../nbs/45_tables.ipynb #5f7c23d8
 SIZES = ("tools", "arguments", "largest_tool", "required", "choices", "largest_enum", "depth", "schema_tokens")
