@@ -100,7 +100,7 @@ def sources(
 ) -> str:  # said once where all models agree, else with the names
     "Where intervals of several models come from, e.g. when one has run fewer scenarios."
     groups = {}
-    for model, source in made.items(): groups.setdefault(source, []).append(str(model))
+    for model, source in made.items(): groups.setdefault(source.replace(", continued", ""), []).append(str(model))
     return next(iter(groups)) if len(groups) == 1 else "; ".join(f"{', '.join(models)}: {source}" for source, models in groups.items())
 
 def noted(
