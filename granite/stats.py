@@ -391,21 +391,23 @@ def condition_table(frame: pd.DataFrame, value: str = "tc") -> pd.DataFrame:
 def pass_hat_k(
     frame: pd.DataFrame,                     # one row per trial
     k: int,                                  # how many repetitions must all succeed
-    rng: np.random.Generator | None = None,  # with it, an interval from resampling models
+    rng: np.random.Generator | None = None,  # with it, an interval from resampling units
     draws: int = 2000,                       # resamples
+    unit: str = "model",                     # "model", or "scenario", which alone can be resampled where one model ran
 ) -> Estimate:
-    "pass^k by the unbiased estimator C(c, k) / C(n, k) per condition (c of n succeeded), averaged per model, then over models."
+    "pass^k by the unbiased estimator C(c, k) / C(n, k) per condition (c of n succeeded), averaged per unit, then over units."
     if k < 1: raise StatsError(f"k must be at least 1, not {k}")
+    if unit not in ("model", "scenario"): raise StatsError(f"unit is model or scenario, not {unit!r}")
     table = condition_table(frame)
     enough = table[table.repetitions >= k]
     what, method = f"pass^{k}", f"C(c, {k}) / C(n, {k}) per condition"
     if not len(enough): return Estimate(None, what=what, method=method, note=f"no condition has {k} repetitions")
     chance = enough.assign(chance=special.comb(enough.successes, k) / special.comb(enough.repetitions, k))
-    by_model = chance.groupby("model", observed=True).chance.mean()
+    by_unit = chance.groupby(unit, observed=True).chance.mean()
     fewer = len(table) - len(enough)
     note = f"{method}, {len(enough):,} conditions" + (f"; {fewer:,} conditions have fewer than {k} repetitions" if fewer else "")
-    if rng is None: return Estimate(float(by_model.mean()), what=what, unit="models", units=len(by_model), note=note)
-    e = bootstrap_mean(by_model, rng, draws, what=what)
+    if rng is None: return Estimate(float(by_unit.mean()), what=what, unit=f"{unit}s", units=len(by_unit), note=note)
+    e = bootstrap_mean(by_unit, rng, draws, unit=f"{unit}s", what=what)
     return replace(e, note="; ".join(filter(None, (e.note, note))))
 
 # %% ../nbs/40_stats.ipynb #c65cf864

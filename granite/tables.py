@@ -8,8 +8,9 @@ __all__ = ['METRICS', 'RESAMPLED', 'SIZED', 'COURSES', 'SIZES', 'truth', 'usable
            'wins_table', 'model_level_table', 'overall_table', 'size_table', 'wide_sizes', 'class_changes',
            'energy_table', 'efficiency_table', 'best_level_table', 'correlation_table', 'sensitivity_table',
            'domain_table', 'share_table', 'bad_call_table', 'effort_table', 'scenario_table', 'course_of',
-           'course_table', 'paired_levels_table', 'interface_table', 'complexity_table', 'winner', 'pairing_table',
-           'rescue_table', 'needed_help', 'difference', 'native_only', 'choices_table', 'left_out_table', 'has_both']
+           'course_table', 'paired_levels_table', 'repeat_table', 'interface_table', 'complexity_table', 'winner',
+           'pairing_table', 'rescue_table', 'needed_help', 'difference', 'native_only', 'choices_table',
+           'left_out_table', 'has_both']
 
 # %% ../nbs/45_tables.ipynb #f3d60d8b
 from itertools import combinations
@@ -17,8 +18,8 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from .stats import (Estimate, StatsError, best_level, bootstrap_mean, bootstrap_table, cluster_bootstrap, cluster_means, discordant_pairs,
-                           joules_per_task, mcnemar, paired_bootstrap, pareto_frontier, spearman)
+from .stats import (Estimate, StatsError, best_level, bootstrap_mean, bootstrap_table, cluster_bootstrap, cluster_means, condition_table,
+                           discordant_pairs, joules_per_task, mcnemar, paired_bootstrap, pareto_frontier, pass_hat_k, repeat_agreement, spearman)
 
 # %% ../nbs/45_tables.ipynb #6acc218f
 def truth(
@@ -403,6 +404,25 @@ def paired_levels_table(
             rows.append({"model": model, "level": level, "n": len(pair)} | {k: v for metric, d in differences.items() for k, v in interval(metric, d).items()}
                         | {"first": test.only_first, "second": test.only_second, "p": test.p})
     return noted(pd.DataFrame(rows), f"{counted(trials)}. Level minus {reference}, per model: {sources(made)}. p: exact McNemar test of completion.")
+
+# %% ../nbs/45_tables.ipynb #7d20c5e9
+def repeat_table(
+    trials: pd.DataFrame,  # one row a trial
+    rng: np.random.Generator,
+    by: str = "level",
+    draws: int = 2000,
+) -> pd.DataFrame:  # one row a group, then one for all: conditions, pass^1 and on with ends, at_least_once, agreement, kappa
+    "How steady repetitions are. at_least_once: share of the conditions with all repetitions in which one or more succeeded."
+    used, rows, made = usable(trials), [], {}
+    most = int(condition_table(used).repetitions.max())
+    for name, part in [*used.groupby(by, observed=True), ("all", used)]:
+        table, agreed = condition_table(part), repeat_agreement(part)
+        chances = [pass_hat_k(part, k, rng, draws, unit="scenario") for k in range(1, most + 1)]
+        made[name] = chances[-1].source()
+        rows.append({by: str(name), "conditions": len(table)} | {k: v for e in chances for k, v in interval(e.what, e).items()}
+                    | {"at_least_once": (table.successes[table.repetitions == most] > 0).mean(), "agreement": optional(agreed.agreement), "kappa": optional(agreed.kappa)})
+    return noted(pd.DataFrame(rows), f"{counted(trials)}, up to {most} repetitions of a condition. pass^k: {sources(made)}.")
+
 
 # %% ../nbs/45_tables.ipynb #5f7c23d8
 SIZES = ("tools", "arguments", "largest_tool", "required", "choices", "largest_enum", "depth", "schema_tokens")
