@@ -47,7 +47,7 @@ study: setup
 	@$(BIN)/granite models pull smollm2-135m
 	@for part in first experiment; do $(BIN)/granite run runs/study/$$part.yaml --out $(OUT) || exit 1; done
 	@for part in prompted repeats; do $(BIN)/granite run runs/study/$$part.yaml --out $(OUT)/$$part || exit 1; done
-	@$(BIN)/papermill nbs/analysis/00_first_study.ipynb $(OUT)/results.ipynb --no-progress-bar -p runs $(OUT) -p prompted $(OUT)/prompted
+	@$(BIN)/papermill nbs/analysis/00_first_study.ipynb $(OUT)/results.ipynb --no-progress-bar -p runs $(OUT) -p prompted $(OUT)/prompted -p repeats $(OUT)/repeats
 	@echo ">> results: $(OUT)/results.ipynb; against the committed study: granite compare runs/study/MODEL $(OUT)/MODEL"
 
 toolcall: setup

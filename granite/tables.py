@@ -13,6 +13,7 @@ __all__ = ['METRICS', 'RESAMPLED', 'SIZED', 'COURSES', 'SIZES', 'truth', 'usable
            'left_out_table', 'has_both']
 
 # %% ../nbs/45_tables.ipynb #f3d60d8b
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -418,10 +419,14 @@ def repeat_table(
     for name, part in [*used.groupby(by, observed=True), ("all", used)]:
         table, agreed = condition_table(part), repeat_agreement(part)
         chances = [pass_hat_k(part, k, rng, draws, unit="scenario") for k in range(1, most + 1)]
-        made[name] = chances[-1].source()
+        if chances[0].low != chances[0].high: made[name] = replace(chances[0], note="").source()
+        chances = [e if e.low != e.high else replace(e, low=None, high=None) for e in chances]
         rows.append({by: str(name), "conditions": len(table)} | {k: v for e in chances for k, v in interval(e.what, e).items()}
                     | {"at_least_once": (table.successes[table.repetitions == most] > 0).mean(), "agreement": optional(agreed.agreement), "kappa": optional(agreed.kappa)})
-    return noted(pd.DataFrame(rows), f"{counted(trials)}, up to {most} repetitions of a condition. pass^k: {sources(made)}.")
+    fewer = (condition_table(used).repetitions < most).sum()
+    left = f", fewer of {many(fewer, 'condition')}" if fewer else ""
+    spans = f"{sources(made)}; none where all scenarios are equal" if made else "no interval, since all scenarios are equal"
+    return noted(pd.DataFrame(rows), f"{counted(trials)}; {many(most, 'repetition')} of a condition{left}. pass^k: C(c, k) / C(n, k) per condition; {spans}.")
 
 
 # %% ../nbs/45_tables.ipynb #5f7c23d8
