@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARAMETERS', 'RENAMED', 'KERNEL', 'StopHere', 'parameters', 'require', 'show_plan', 'Progress', 'run_now',
-           'show_provenance', 'show_completeness', 'level_results', 'show_results', 'results_figure', 'show_transcript',
-           'show_files']
+           'show_provenance', 'show_completeness', 'level_results', 'show_results', 'figure_name', 'results_figure',
+           'show_transcript', 'show_files']
 
 # %% ../nbs/26_runbook.ipynb #b21e0888
 import time
@@ -135,6 +135,12 @@ def show_results(results):
     return pd.DataFrame([{"level": r["level"], "n": r["trials"], "TC": span(r, "tc"), "F1": span(r, "f1"), "ArgAcc": span(r, "arg_acc"), "zero calls": f"{r['zero_call']:.2f}",
                           "any bad call": f"{r['any_bad_call']:.2f}", "rescued": f"{r['rescued']:.2f}", "calls": f"{r['tool_calls']:.1f}", "median wall s": f"{r['wall_s']:.1f}"} for r in results.to_dict("records")]).set_index("level")
 
+def figure_name(run) -> str:
+    "Name of a run's figure: where the run lies in `runs/`, so that two runs of one name have a figure each."
+    parts = run.path.absolute().parts
+    inside = parts[len(parts) - parts[::-1].index("runs"):] if "runs" in parts else ()
+    return "-".join(["run", *(inside or (run.id,))])
+
 def results_figure(
     results, # of `level_results`
     run,
@@ -147,7 +153,7 @@ def results_figure(
     long = pd.concat([results.assign(model=name, value=results[m].astype(float), lo=results[m + "_lo"].astype(float), hi=results[m + "_hi"].astype(float)) for m, name in (("tc", "TC"), ("f1", "F1"), ("arg_acc", "ArgAcc"))])
     long = long.assign(model=pd.Categorical(long.model, ["TC", "F1", "ArgAcc"]), level=pd.Categorical(long.level.astype(str), list(results.level.astype(str))))
     figure = levels_by_model(long[["model", "level", "value", "lo", "hi"]], "score, 0 to 1", f"{run.id}", f"n = {results.trials.sum()} trials; 95% percentile intervals, 2,000 resamples of scenarios")
-    save_figure(figure, f"run-{run.id}", folder, "run.ipynb", run.digest()[:16], "Task completion, tool-selection F1 and argument accuracy by level")
+    save_figure(figure, figure_name(run), folder, "run.ipynb", run.digest()[:16], "Task completion, tool-selection F1 and argument accuracy by level")
     return figure
 
 def show_transcript(run, worst: bool = True):
@@ -163,4 +169,4 @@ def show_files(run):
     "Where the files are, and what to open next."
     from IPython.display import Markdown
     return Markdown(f"* `{run.path}/manifest.json`: what was run, on what\n* `{run.path}/trials.jsonl`: every message, call and result\n* `{run.path}/scores.parquet`: one row a trial, made anew by `granite score {run.id}`\n"
-                    f"* `figures/run-{run.id}.svg`: the figure above\n\nNext: `granite show {run.id} <scenario>` for a transcript, `granite report {run.id}` for tables and figures, `nbs/analysis/` for what it means.")
+                    f"* `figures/{figure_name(run)}.svg`: the figure above\n\nNext: `granite show {run.id} <scenario>` for a transcript, `granite report {run.id}` for tables and figures, `nbs/analysis/` for what it means.")
