@@ -6,14 +6,14 @@
 __all__ = ['Column', 'TYPES', 'IDENTITY', 'OUTCOME', 'EFFORT', 'ENERGY', 'DIGESTS', 'TRIAL_COLUMNS', 'CALL_COLUMNS',
            'MODEL_CALL_COLUMNS', 'LEVEL_ORDER', 'DIFFICULTY_ORDER', 'SIZE_ORDER', 'ORDERS', 'MODEL_FACTS',
            'NOT_METERED', 'PARTS', 'OPTIONS', 'columns', 'arrow_column', 'typed', 'ordered', 'identity', 'call_rows',
-           'model_call_rows', 'speed', 'packed', 'gold', 'gold_of', 'Head', 'RecordedRun', 'digests', 'model_facts',
-           'energy', 'RunsDiffer', 'check_alike', 'check_once', 'name_endings', 'sources', 'combined', 'trials_frame',
+           'model_call_rows', 'speed', 'packed', 'gold_of', 'Head', 'RecordedRun', 'digests', 'model_facts', 'energy',
+           'RunsDiffer', 'check_alike', 'check_once', 'name_endings', 'sources', 'combined', 'trials_frame',
            'calls_frame', 'model_calls_frame', 'leaves', 'interface_sizes', 'interfaces_frame']
 
 # %% ../nbs/42_frames.ipynb #df29b6a8
 from collections import defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -249,31 +249,26 @@ def packed(
     return pa.concat_tables(tables)
 
 # %% ../nbs/42_frames.ipynb #5f6cad73
-@lru_cache(maxsize=None)
-def gold(
-    scenario: str,  # e.g. smarthome-007
-    level: str,  # e.g. L3
-    domain: str = "",  # name, or path of a Python file; default: from the scenario's id
-    level_file: str = "",  # path of a Python file that defines the level, where it is not one of the four
-) -> tuple:  # reference and scenario, as `score_run` wants them
-    "What a trial of this scenario at this level is compared with."
+def gold_of(
+    manifest: dict = {},  # of a run, which may have domains and levels of its own
+) -> Callable:  # (scenario, level) -> reference and scenario, as `score_run` wants them; raises ValueError for a scenario that is not there
+    "What trials are compared with: each scenario file as it is when first asked for."
     from granite.domain import load_domain
     from granite.level import load_level
     from granite.scenario import load_scenarios, reference
-    world = load_domain(domain or scenario.rsplit("-", 1)[0])
-    found, = (s for s in load_scenarios(world) if s.id == scenario)
-    return reference(found, load_level(level_file or level)(world)), found
-
-def gold_of(
-    manifest: dict,  # of a run
-) -> Callable:  # (scenario, level) -> reference and scenario
-    "`gold` for one run, which may have domains and levels of its own."
-    from granite.domain import load_domain
-    from granite.level import load_level
     planned = manifest.get("experiment") or {}
     own = lambda part, load: {load(path).name: str(path) for path in planned.get(part, ()) if str(path).endswith(".py")}
     domains, levels = own("domains", load_domain), own("granularities", load_level)
-    return lambda scenario, level: gold(scenario, level, domains.get(scenario.rsplit("-", 1)[0], ""), levels.get(level, ""))
+    @cache
+    def world_of(name):
+        world = load_domain(domains.get(name, name))
+        return world, {s.id: s for s in load_scenarios(world)}
+    @cache
+    def look_up(scenario, level):
+        world, scenarios = world_of(scenario.rsplit("-", 1)[0])
+        if scenario not in scenarios: raise ValueError(f"scenario {scenario}: not in scenarios/{world.name}/ any more; put its file back to score its trials")
+        return reference(scenarios[scenario], load_level(levels.get(level, level))(world)), scenarios[scenario]
+    return look_up
 
 class Head(Struct):
     "As much of a trace as joining needs."
